@@ -1,0 +1,38 @@
+# `make demo` and `make test` work on a fresh clone; each installs what it needs into .venv, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+TORCH := 2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: install demo test check format clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "corolla needs Python 3.11 or newer; say: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@# torch by itself and first, the pinned CPU build: an unpinned torch fetches gigabytes of CUDA.
+	@# A wheel in a local wheelhouse of pip's configuration is taken first; TORCH_INDEX= asks PyPI alone (CUDA on Linux).
+	@$(PIP) install --no-deps --no-index "torch==$(TORCH)" >/dev/null 2>&1 \
+	  || $(PIP) install --no-deps "torch==$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PIP) install -c constraints.txt -e ".[dev]"
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/corolla demo
+
+check: $(STAMP)
+	@$(BIN)/python tools/run_checks.py check
+
+test: $(STAMP)
+	@$(BIN)/python tools/run_checks.py test
+
+format: $(STAMP)
+	$(BIN)/ruff format src tests examples benchmarks tools
+	$(BIN)/ruff check --fix src tests examples benchmarks tools
+
+clean:
+	rm -rf $(VENV) build *.egg-info src/*.egg-info

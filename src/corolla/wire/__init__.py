@@ -1,0 +1,1 @@
+"""What peers say to each other: tensors, messages, frames. No network, no torch."""

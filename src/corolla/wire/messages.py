@@ -1,0 +1,179 @@
+"""The messages of the session protocol, in their final form (`docs/protocol.md`).
+
+Control stream, one per (client, server): `Open`, `Opened`, `Refused`, `Heartbeat`, `Drain`, `HopLost`,
+`LinkDown`, `Close`. Data stream, one per (session, link): `Attach` first, then `Step` one way and `Output` or
+`Refused` the other. Values are checked while decoding (`wire/codec.py`): what arrives here has the right
+types and lies within these bounds; whether it makes sense in a session is for the state machines to say.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from corolla.ids import Fingerprint, PeerId, SessionId
+from corolla.wire.tensors import DType, WireTensor
+
+MAX_ROWS = 1024
+MAX_TOKENS = 1 << 24
+
+PeerName = Annotated[PeerId, Meta(min_length=1, max_length=128)]
+SessionKey = Annotated[SessionId, Meta(min_length=16, max_length=16)]
+Digest = Annotated[Fingerprint, Meta(min_length=32, max_length=32)]
+Text = Annotated[str, Meta(max_length=1024)]
+Word = Annotated[str, Meta(max_length=64)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+BlockIndex = Annotated[int, Meta(ge=0, le=100_000)]
+Rows = Annotated[int, Meta(ge=1, le=MAX_ROWS)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+
+Want = Literal["none", "last", "all"]
+"""Which positions of a step come back to the client."""
+
+
+class Message(Struct, frozen=True, kw_only=True, tag_field="t", omit_defaults=True):
+    """Base of all messages; unknown fields are ignored, so that a newer minor version can add some."""
+
+
+class Open(Message, tag="open"):
+    """Client → server: hold a session for me on your blocks `[start, end)`."""
+
+    session: SessionKey
+    route_version: Count = 0
+    fingerprint: Digest
+    start: BlockIndex
+    end: BlockIndex
+    max_tokens: Tokens
+    """Positions per row to lease cache for."""
+    max_rows: Rows = 1
+    upstream: PeerName
+    """Who pushes steps: the client itself, or the hop before this one. Nobody else's are accepted."""
+    next: PeerName | None = None
+    """Where outputs go: the hop after this one; None is the client that opens this."""
+    want: Want = "last"
+    """Default for steps that do not say."""
+    wire_dtype: DType
+    adapter: Word | None = None
+    proof: Annotated[bytes, Meta(max_length=64)] = b""
+    """HMAC with the swarm key; empty in an open swarm."""
+
+
+class Opened(Message, tag="opened"):
+    """Server → client: the session is held; steps may come."""
+
+    session: SessionKey
+    route_version: Count = 0
+    cached_tokens: Tokens = 0
+    """Positions the server already holds of this session (a re-opened one)."""
+    link_rtt_s: Seconds | None = None
+    """Measured round trip to `next`, when there is one."""
+    max_chunk_tokens: Tokens
+    """Most positions × rows the server takes in one step."""
+    window_bytes: Count
+    """Most bytes that may be sent ahead of their answers."""
+
+
+class Refused(Message, tag="refused"):
+    """Server → client: no, and why (`errors.py`). `step_no` when it answers a step."""
+
+    session: SessionKey
+    route_version: Count = 0
+    step_no: Count | None = None
+    code: Word
+    text: Text
+    value: Word = ""
+    bound: Word = ""
+
+
+class Attach(Message, tag="attach"):
+    """First on every data stream: which session, and which of its routes, it belongs to."""
+
+    session: SessionKey
+    route_version: Count = 0
+
+
+class Step(Message, tag="step"):
+    """Run these positions through your blocks. Repeating one under its `step_no` is harmless."""
+
+    step_no: Count
+    route_version: Count = 0
+    position: Tokens
+    """Positions held before this step, after `trim_to`."""
+    trim_to: Tokens | None = None
+    """First shorten every row's cache to this many positions."""
+    rows: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_ROWS)]], Meta(max_length=MAX_ROWS)] | None = None
+    """First gather the cache's rows in this order (beams, expansion, dropping finished ones)."""
+    left_padding: Annotated[list[Tokens], Meta(max_length=MAX_ROWS)] | None = None
+    """Padding positions at the left of each row; None: no row has any."""
+    want: Want | None = None
+    replay: bool = False
+    hidden: WireTensor
+    """[batch, new_tokens, hidden_size], or as the family shapes its stream."""
+    position_ids: WireTensor | None = None
+    """int64 [batch, new_tokens]; None: counted on from `position`."""
+    token_ids: WireTensor | None = None
+    """int64 [batch, new_tokens], only for families whose blocks need them."""
+
+
+class HopTiming(Struct, frozen=True, array_like=True):
+    """Where one server spent one step."""
+
+    queue_s: Seconds
+    compute_s: Seconds
+    send_s: Seconds
+
+
+class Output(Message, tag="output"):
+    """What a step gave: the wanted positions, and each hop's timings so far."""
+
+    step_no: Count
+    route_version: Count = 0
+    position: Tokens
+    """Positions held after the step."""
+    hidden: WireTensor | None = None
+    timings: Annotated[list[HopTiming], Meta(max_length=256)] = []
+
+
+class Heartbeat(Message, tag="heartbeat"):
+    """I live. An answer repeats the nonce, so that the asker knows the round trip."""
+
+    nonce: Count
+    is_reply: bool = False
+    queue_s: Seconds = 0.0
+    """How long a step that arrives now would wait."""
+
+
+class Drain(Message, tag="drain"):
+    """Server → client: I leave in `deadline_s`; move your sessions."""
+
+    deadline_s: Seconds
+
+
+class HopLost(Message, tag="hop_lost"):
+    """Server → client: my neighbour `peer` is gone; `step_no` was the last that crossed that link."""
+
+    session: SessionKey
+    route_version: Count = 0
+    peer: PeerName
+    step_no: Count | None = None
+
+
+class LinkDown(Message, tag="link_down"):
+    """Server → client: I cannot reach `peer`; send that link's traffic through yourself."""
+
+    session: SessionKey
+    route_version: Count = 0
+    peer: PeerName
+    text: Text = ""
+
+
+class Close(Message, tag="close"):
+    """Client → server: drop the session and what it holds. Server → client: I dropped it, and why."""
+
+    session: SessionKey
+    text: Text = ""
+
+
+AnyMessage = (
+    Open | Opened | Refused | Attach | Step | Output | Heartbeat | Drain | HopLost | LinkDown | Close
+)
