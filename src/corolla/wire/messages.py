@@ -31,11 +31,11 @@ Want = Literal["none", "last", "all"]
 """Which positions of a step come back to the client."""
 
 
-class Message(Struct, frozen=True, kw_only=True, tag_field="t", omit_defaults=True):
+class Message(Struct, frozen=True, tag_field="t", omit_defaults=True):
     """Base of all messages; unknown fields are ignored, so that a newer minor version can add some."""
 
 
-class Open(Message, tag="open"):
+class Open(Message, tag="open", kw_only=True):
     """Client → server: hold a session for me on your blocks `[start, end)`."""
 
     session: SessionKey
@@ -58,7 +58,7 @@ class Open(Message, tag="open"):
     """HMAC with the swarm key; empty in an open swarm."""
 
 
-class Opened(Message, tag="opened"):
+class Opened(Message, tag="opened", kw_only=True):
     """Server → client: the session is held; steps may come."""
 
     session: SessionKey
@@ -73,7 +73,7 @@ class Opened(Message, tag="opened"):
     """Most bytes that may be sent ahead of their answers."""
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, tag="refused", kw_only=True):
     """Server → client: no, and why (`errors.py`). `step_no` when it answers a step."""
 
     session: SessionKey
@@ -85,14 +85,14 @@ class Refused(Message, tag="refused"):
     bound: Word = ""
 
 
-class Attach(Message, tag="attach"):
+class Attach(Message, tag="attach", kw_only=True):
     """First on every data stream: which session, and which of its routes, it belongs to."""
 
     session: SessionKey
     route_version: Count = 0
 
 
-class Step(Message, tag="step"):
+class Step(Message, tag="step", kw_only=True):
     """Run these positions through your blocks. Repeating one under its `step_no` is harmless."""
 
     step_no: Count
@@ -123,7 +123,7 @@ class HopTiming(Struct, frozen=True, array_like=True):
     send_s: Seconds
 
 
-class Output(Message, tag="output"):
+class Output(Message, tag="output", kw_only=True):
     """What a step gave: the wanted positions, and each hop's timings so far."""
 
     step_no: Count
@@ -134,7 +134,7 @@ class Output(Message, tag="output"):
     timings: Annotated[list[HopTiming], Meta(max_length=256)] = []
 
 
-class Heartbeat(Message, tag="heartbeat"):
+class Heartbeat(Message, tag="heartbeat", kw_only=True):
     """I live. An answer repeats the nonce, so that the asker knows the round trip."""
 
     nonce: Count
@@ -143,13 +143,13 @@ class Heartbeat(Message, tag="heartbeat"):
     """How long a step that arrives now would wait."""
 
 
-class Drain(Message, tag="drain"):
+class Drain(Message, tag="drain", kw_only=True):
     """Server → client: I leave in `deadline_s`; move your sessions."""
 
     deadline_s: Seconds
 
 
-class HopLost(Message, tag="hop_lost"):
+class HopLost(Message, tag="hop_lost", kw_only=True):
     """Server → client: my neighbour `peer` is gone; `step_no` was the last that crossed that link."""
 
     session: SessionKey
@@ -158,7 +158,7 @@ class HopLost(Message, tag="hop_lost"):
     step_no: Count | None = None
 
 
-class LinkDown(Message, tag="link_down"):
+class LinkDown(Message, tag="link_down", kw_only=True):
     """Server → client: I cannot reach `peer`; send that link's traffic through yourself."""
 
     session: SessionKey
@@ -167,7 +167,7 @@ class LinkDown(Message, tag="link_down"):
     text: Text = ""
 
 
-class Close(Message, tag="close"):
+class Close(Message, tag="close", kw_only=True):
     """Client → server: drop the session and what it holds. Server → client: I dropped it, and why."""
 
     session: SessionKey
