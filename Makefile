@@ -31,8 +31,8 @@ test: $(STAMP)
 	@$(BIN)/python tools/run_checks.py test
 
 format: $(STAMP)
-	$(BIN)/ruff format src tests examples benchmarks tools
-	$(BIN)/ruff check --fix src tests examples benchmarks tools
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
 clean:
 	rm -rf $(VENV) build *.egg-info src/*.egg-info
