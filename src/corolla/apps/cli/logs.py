@@ -1,0 +1,44 @@
+"""Logs of the command line: one line per event on standard error, `time level event key=value …`.
+
+Fields are what was passed as `extra`. They may hold what peers sent (names, reasons), so characters that could
+move the cursor or reverse the text are written as escapes.
+"""
+
+import logging
+import sys
+import time
+
+LEVELS = ("debug", "info", "warning", "error")
+
+_OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class EventFormatter(logging.Formatter):
+    """`09:12:55 info hop failed peer=12D3… reason="stream reset"`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        fields = [f"{name}={_as_field(value)}" for name, value in vars(record).items() if name not in _OWN_ATTRIBUTES]
+        line = " ".join([clock, record.levelname.lower(), escape_unprintable(record.getMessage()), *fields])
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def set_up_logging(level: str) -> None:
+    """Send events of `level` and above to standard error; of other libraries, warnings and above."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(EventFormatter())
+    number = getattr(logging, level.upper())
+    logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
+    logging.getLogger("corolla").setLevel(number)
+
+
+def escape_unprintable(text: str) -> str:
+    r"""`text` on one line, with what a terminal would not show as a character written as `\x1b` or `\u202e`."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _as_field(value: object) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else escape_unprintable(str(value))
+    if text and not any(char in text for char in ' "='):
+        return text
+    return '"' + text.replace('"', '\\"') + '"'

@@ -1,0 +1,142 @@
+"""Options that several commands share, so that they are called and checked the same everywhere."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from corolla.apps.cli.logs import LEVELS, set_up_logging
+from corolla.apps.cli.settings import RunSettings
+from corolla.errors import BadInput
+
+PEERS_VARIABLE = "COROLLA_PEERS"
+MAX_PORT = 65535
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Decorator = Callable[[Decorated], Decorated]
+
+
+class HostPort(click.ParamType[str]):
+    """`HOST:PORT`, with an IPv6 host in brackets; stays the text that was typed."""
+
+    name = "host:port"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        matched = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\s\[\]]+):(\d{1,5})", value)
+        if matched is None:
+            self.fail(f"{value!r} is not HOST:PORT (an IPv6 host stands in brackets: [::1]:31330)", param, ctx)
+        if int(matched[2]) > MAX_PORT:
+            self.fail(f"port {matched[2]} is above {MAX_PORT}", param, ctx)
+        return value
+
+
+class BlockSpan(click.ParamType[tuple[int, int]]):
+    """`A:B`, half-open; whether the model has such blocks is for the server to say."""
+
+    name = "a:b"
+
+    def convert(
+        self, value: str | tuple[int, int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        matched = re.fullmatch(r"(\d{1,6}):(\d{1,6})", value)
+        if matched is None:
+            self.fail(
+                f"{value!r} is not A:B, the first block and the one after the last (0:10 is ten blocks)", param, ctx
+            )
+        return int(matched[1]), int(matched[2])
+
+
+def join_option(command: Decorated) -> Decorated:
+    return click.option(
+        "--join",
+        metavar="ADDR",
+        multiple=True,
+        envvar=PEERS_VARIABLE,
+        show_envvar=True,
+        help="Address of a peer of the swarm, as its `ready` line says it; repeatable.",
+    )(command)
+
+
+def identity_option(command: Decorated) -> Decorated:
+    return click.option(
+        "--identity",
+        metavar="FILE",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Key file that keeps this peer's id from start to start; made if there is none. Default: a new id.",
+    )(command)
+
+
+def listen_options(command: Decorated) -> Decorated:
+    command = click.option(
+        "--announce",
+        metavar="HOST:PORT",
+        type=HostPort(),
+        multiple=True,
+        help="Address at which others reach this peer, where it is not the listening one; repeatable.",
+    )(command)
+    return click.option(
+        "--listen",
+        metavar="HOST:PORT",
+        type=HostPort(),
+        multiple=True,
+        default=("127.0.0.1:0",),
+        show_default=True,
+        help="Address to listen on; port 0 takes a free one; repeatable.",
+    )(command)
+
+
+def json_option(command: Decorated) -> Decorated:
+    return click.option("--json", "as_json", is_flag=True, help="Say the result as JSON.")(command)
+
+
+def exit_with_parent_option(command: Decorated) -> Decorated:
+    return click.option("--exit-with-parent", is_flag=True, hidden=True, help="Leave when standard input ends.")(
+        command
+    )
+
+
+def logging_options(default: str) -> Decorator[Decorated]:
+    """`--log-level` and `--debug`, which set themselves up and never reach the command."""
+
+    def decorate(command: Decorated) -> Decorated:
+        level = click.option(
+            "--log-level",
+            type=click.Choice(LEVELS),
+            default=default,
+            show_default=True,
+            expose_value=False,
+            callback=lambda _ctx, _param, value: set_up_logging(value),
+            help="Least important events to log, on standard error.",
+        )
+        debug = click.option(
+            "--debug", is_flag=True, expose_value=False, callback=_set_debug, help="Show tracebacks of errors."
+        )
+        return level(debug(command))
+
+    return decorate
+
+
+def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    settings = ctx.find_root().obj
+    if isinstance(settings, RunSettings):
+        settings.debug = value
+
+
+def split_addresses(join: Sequence[str]) -> tuple[str, ...]:
+    """The addresses of `--join` or the variable, whether spaces or commas stand between them."""
+    return tuple(address for text in join for address in text.replace(",", " ").split())
+
+
+def require_peers(join: Sequence[str]) -> tuple[str, ...]:
+    """The swarm's addresses. Raises BadInput, saying how to name some, when there are none."""
+    addresses = split_addresses(join)
+    if not addresses:
+        raise BadInput(
+            "no swarm named: pass --join ADDR (what `corolla serve` or `corolla bootstrap` printed after `addr=`), "
+            f"or set {PEERS_VARIABLE}"
+        )
+    return addresses
