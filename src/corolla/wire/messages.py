@@ -35,7 +35,7 @@ class Message(Struct, frozen=True, tag_field="t", omit_defaults=True):
     """Base of all messages; unknown fields are ignored, so that a newer minor version can add some."""
 
 
-class Open(Message, tag="open", kw_only=True):
+class Open(Message, tag="open", frozen=True, kw_only=True):
     """Client → server: hold a session for me on your blocks `[start, end)`."""
 
     session: SessionKey
@@ -58,7 +58,7 @@ class Open(Message, tag="open", kw_only=True):
     """HMAC with the swarm key; empty in an open swarm."""
 
 
-class Opened(Message, tag="opened", kw_only=True):
+class Opened(Message, tag="opened", frozen=True, kw_only=True):
     """Server → client: the session is held; steps may come."""
 
     session: SessionKey
@@ -71,9 +71,12 @@ class Opened(Message, tag="opened", kw_only=True):
     """Most positions × rows the server takes in one step."""
     window_bytes: Count
     """Most bytes that may be sent ahead of their answers."""
+    prefill_in_chunks: bool = True
+    """False: a prompt must come in one step; this family's state is not exact in chunks."""
+    needs_token_ids: bool = False
 
 
-class Refused(Message, tag="refused", kw_only=True):
+class Refused(Message, tag="refused", frozen=True, kw_only=True):
     """Server → client: no, and why (`errors.py`). `step_no` when it answers a step."""
 
     session: SessionKey
@@ -85,14 +88,14 @@ class Refused(Message, tag="refused", kw_only=True):
     bound: Word = ""
 
 
-class Attach(Message, tag="attach", kw_only=True):
+class Attach(Message, tag="attach", frozen=True, kw_only=True):
     """First on every data stream: which session, and which of its routes, it belongs to."""
 
     session: SessionKey
     route_version: Count = 0
 
 
-class Step(Message, tag="step", kw_only=True):
+class Step(Message, tag="step", frozen=True, kw_only=True):
     """Run these positions through your blocks. Repeating one under its `step_no` is harmless."""
 
     step_no: Count
@@ -123,7 +126,7 @@ class HopTiming(Struct, frozen=True, array_like=True):
     send_s: Seconds
 
 
-class Output(Message, tag="output", kw_only=True):
+class Output(Message, tag="output", frozen=True, kw_only=True):
     """What a step gave: the wanted positions, and each hop's timings so far."""
 
     step_no: Count
@@ -134,7 +137,7 @@ class Output(Message, tag="output", kw_only=True):
     timings: Annotated[list[HopTiming], Meta(max_length=256)] = []
 
 
-class Heartbeat(Message, tag="heartbeat", kw_only=True):
+class Heartbeat(Message, tag="heartbeat", frozen=True, kw_only=True):
     """I live. An answer repeats the nonce, so that the asker knows the round trip."""
 
     nonce: Count
@@ -143,13 +146,13 @@ class Heartbeat(Message, tag="heartbeat", kw_only=True):
     """How long a step that arrives now would wait."""
 
 
-class Drain(Message, tag="drain", kw_only=True):
+class Drain(Message, tag="drain", frozen=True, kw_only=True):
     """Server → client: I leave in `deadline_s`; move your sessions."""
 
     deadline_s: Seconds
 
 
-class HopLost(Message, tag="hop_lost", kw_only=True):
+class HopLost(Message, tag="hop_lost", frozen=True, kw_only=True):
     """Server → client: my neighbour `peer` is gone; `step_no` was the last that crossed that link."""
 
     session: SessionKey
@@ -158,7 +161,7 @@ class HopLost(Message, tag="hop_lost", kw_only=True):
     step_no: Count | None = None
 
 
-class LinkDown(Message, tag="link_down", kw_only=True):
+class LinkDown(Message, tag="link_down", frozen=True, kw_only=True):
     """Server → client: I cannot reach `peer`; send that link's traffic through yourself."""
 
     session: SessionKey
@@ -167,13 +170,11 @@ class LinkDown(Message, tag="link_down", kw_only=True):
     text: Text = ""
 
 
-class Close(Message, tag="close", kw_only=True):
+class Close(Message, tag="close", frozen=True, kw_only=True):
     """Client → server: drop the session and what it holds. Server → client: I dropped it, and why."""
 
     session: SessionKey
     text: Text = ""
 
 
-AnyMessage = (
-    Open | Opened | Refused | Attach | Step | Output | Heartbeat | Drain | HopLost | LinkDown | Close
-)
+AnyMessage = Open | Opened | Refused | Attach | Step | Output | Heartbeat | Drain | HopLost | LinkDown | Close

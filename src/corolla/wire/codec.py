@@ -1,0 +1,131 @@
+"""Messages ↔ a header and the raw bytes of their tensors. Pure: no torch, no I/O.
+
+The header is msgpack of the tagged message, in which a tensor is only `[dtype, shape]`. The tensors' bytes follow it
+as the body, in the order in which the header mentions them, with nothing between or after them. So a new tensor
+field needs a new major version (`wire/frames.py`); any other new field is ignored by those who do not know it.
+
+What a peer sent wrong raises RemoteProtocolError, what we were about to send wrong LocalProtocolError.
+"""
+
+from typing import Any, cast, get_args
+
+import msgspec
+
+from corolla.errors import LocalProtocolError, RemoteProtocolError
+from corolla.wire.messages import AnyMessage
+from corolla.wire.tensors import ITEM_BYTES, MAX_ELEMENTS, MAX_RANK, Buffer, DType, WireTensor
+
+_MAX_QUOTED = 300
+_NOTHING = memoryview(b"")
+
+
+def encode(message: AnyMessage) -> tuple[bytes, list[memoryview]]:
+    """The header, and the tensors' bytes uncopied. Safe from any thread. Raises LocalProtocolError.
+
+    The header is read back as the peer will read it (2 µs): a value out of bounds shall fail here, as our own
+    mistake, and not there, where it would end the stream and look like the peer's.
+    """
+    try:
+        header = _ENCODER.encode(message)
+        _CHECKER.decode(header)
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
+        raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
+    return header, [_raw_bytes(tensor) for tensor in _tensors_of(message)]
+
+
+class MessageDecoder:
+    """Decodes the messages of one stream; not to be shared between threads."""
+
+    def __init__(self) -> None:
+        self._decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage, dec_hook=self._cut)
+        self._rest = _NOTHING
+
+    def decode(self, header: Buffer, body: Buffer) -> AnyMessage:
+        """The message, its tensors being views of `body`. Raises RemoteProtocolError."""
+        self._rest = memoryview(body)
+        try:
+            message = self._decoder.decode(header)
+            if self._rest:
+                raise RemoteProtocolError(
+                    f"the body has {len(body)} bytes, {len(self._rest)} more than the tensors of its message take"
+                )
+        except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
+            raise RemoteProtocolError(f"malformed message header: {_printable(str(error))}") from error
+        finally:
+            self._rest = _NOTHING
+        return message
+
+    def _cut(self, kind: type, description: object) -> WireTensor:
+        dtype, shape, num_bytes = _checked(description)
+        if num_bytes > len(self._rest):
+            raise ValueError(f"{dtype} {list(shape)} takes {num_bytes} bytes, {len(self._rest)} of the body are left")
+        tensor = WireTensor(dtype, shape, self._rest[:num_bytes])
+        self._rest = self._rest[num_bytes:]
+        return tensor
+
+
+def _checked(description: object) -> tuple[DType, tuple[int, ...], int]:
+    """dtype, shape and bytes of a tensor as a header describes it. Raises ValueError; takes no memory."""
+    if not isinstance(description, list) or len(cast(list[object], description)) != 2:
+        raise ValueError("a tensor is [dtype, shape]")
+    dtype, shape = cast(list[object], description)
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise ValueError(f"unknown dtype {str(dtype)[:32]!r}, known are {', '.join(ITEM_BYTES)}")
+    if not isinstance(shape, list) or len(cast(list[object], shape)) > MAX_RANK:
+        raise ValueError(f"a shape is a list of at most {MAX_RANK} sides")
+    sides = cast(list[object], shape)
+    return cast(DType, dtype), cast(tuple[int, ...], tuple(sides)), ITEM_BYTES[dtype] * _num_elements(sides)
+
+
+def _num_elements(sides: list[object]) -> int:
+    extent, num_elements = 1, 1
+    for side in sides:
+        if type(side) is not int or side < 0:  # not isinstance: True is an int too
+            raise ValueError(f"side {str(side)[:32]} of a shape is not an integer >= 0")
+        extent *= side or 1
+        num_elements *= side
+        if extent > MAX_ELEMENTS:
+            raise ValueError(f"a shape of {extent} elements, at most {MAX_ELEMENTS} are allowed")
+    return num_elements
+
+
+def _describe(value: object) -> list[object]:
+    if not isinstance(value, WireTensor):
+        raise TypeError(f"{type(value).__name__} does not travel")
+    return [value.dtype, list(value.shape)]
+
+
+def _check_only(kind: type, description: object) -> WireTensor:
+    dtype, shape, _ = _checked(description)
+    return WireTensor(dtype, shape, _NOTHING)
+
+
+def _tensors_of(message: AnyMessage) -> list[WireTensor]:
+    tensors: list[WireTensor | None] = [getattr(message, field) for field in _TENSOR_FIELDS[type(message)]]
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _raw_bytes(tensor: WireTensor) -> memoryview:
+    view = memoryview(tensor.data)
+    if view.nbytes != tensor.nbytes:
+        raise LocalProtocolError(f"{tensor} takes {tensor.nbytes} bytes, its data has {view.nbytes}")
+    if not view.nbytes:
+        return _NOTHING  # a view with a zero in its shape cannot be cast
+    if not view.c_contiguous:
+        raise LocalProtocolError(f"the data of {tensor} is not contiguous")
+    return view.cast("B")
+
+
+def _printable(text: str) -> str:
+    """What a peer wrote, made safe for a terminal and a log."""
+    return "".join(char if char.isprintable() else "?" for char in text[:_MAX_QUOTED])
+
+
+def _tensor_fields(kind: type[Any]) -> tuple[str, ...]:
+    fields = msgspec.structs.fields(kind)
+    return tuple(field.name for field in fields if WireTensor in (field.type, *get_args(field.type)))
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_describe)
+_CHECKER = msgspec.msgpack.Decoder(AnyMessage, dec_hook=_check_only)
+_TENSOR_FIELDS: dict[type, tuple[str, ...]] = {kind: _tensor_fields(kind) for kind in get_args(AnyMessage)}
