@@ -1,0 +1,329 @@
+"""A whole network in one process: peers, and what befalls them.
+
+    network = MemoryNetwork(random.Random(1))
+    async with network.transport("a") as a, network.transport("b") as b:
+        await b.join(a.addresses, timeout_s=5)
+
+Peers know whom they joined and, through them, all others; a lookup asks along those acquaintances, so two parts
+that nobody joined stay apart. Addresses are `memory://<peer id>`; identities follow from the names, so that a peer
+of the same name that comes back is the same peer. Runs on any loop, but is made for `loop.run_virtual`.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from corolla.errors import BadInput, HopFailed, LocalProtocolError, NoPeers
+from corolla.ids import PeerId
+from corolla.net.identity import Identity, from_seed
+from corolla.net.memory.links import Link, LinkConditions, Links
+from corolla.net.memory.records import MemoryRecords
+from corolla.net.memory.streams import MemoryStream, Pipe
+from corolla.net.streams import Accept
+
+ADDRESS_HEAD: Final = "memory://"
+
+WALL_START: Final = 1_800_000_000.0
+"""Wall time at loop time 0; a round number, so that a date in a failing test is easy to read."""
+
+JOIN_RETRY_S: Final = 0.5
+MEET_TIMEOUT_S: Final = 3.0
+REJOIN_AFTER_S: Final = 15.0
+"""How soon a peer finds its bootstrap peers again once they are back: the libp2p transport pings them as often."""
+
+
+class MemoryNetwork:
+    """Owns the peers and the links between them; the faults are its methods."""
+
+    def __init__(self, rng: random.Random, conditions: LinkConditions | None = None) -> None:
+        self.links: Final = Links(rng, conditions or LinkConditions())
+        self._living: dict[PeerId, MemoryTransport] = {}
+        self._reachable: dict[PeerId, dict[PeerId, MemoryTransport]] = {}
+
+    def transport(self, name: str, *, clock_skew_s: float = 0.0) -> "MemoryTransport":
+        """A peer that is there from `async with` on. Its wall clock is ahead by `clock_skew_s`."""
+        return MemoryTransport(self, identity_of(name), clock_skew_s)
+
+    @property
+    def living(self) -> Mapping[PeerId, "MemoryTransport"]:
+        return self._living
+
+    # What befalls peers and links.
+
+    def kill(self, peer: PeerId) -> None:
+        """The process dies: its streams end at once, the news travels to the other sides, dials are refused."""
+        transport = self._living.get(peer)
+        if transport is not None:
+            transport.end("the peer was killed")
+            self.links.thaw(peer)  # the operating system closes a dead process's sockets even if it was stopped
+
+    def freeze(self, peer: PeerId) -> None:
+        """Silence: nothing reaches the peer, nothing leaves it. What is on its way waits."""
+        self.links.freeze(peer)
+        self.changed()
+
+    def thaw(self, peer: PeerId) -> None:
+        self.links.thaw(peer)
+        self.changed()
+
+    def partition(self, side: Iterable[PeerId], other_side: Iterable[PeerId], *, one_way: bool = False) -> None:
+        """Cut every link from `side` to `other_side` (and back): silence, not reset."""
+        for link in _links_between(side, other_side, one_way=one_way):
+            self.links.cut(link)
+        self.changed()
+
+    def heal(self, side: Iterable[PeerId], other_side: Iterable[PeerId], *, one_way: bool = False) -> None:
+        """Mend what `partition` cut; what waited arrives."""
+        for link in _links_between(side, other_side, one_way=one_way):
+            self.links.mend(link)
+        self.changed()
+
+    def set_conditions(self, a: PeerId, b: PeerId, conditions: LinkConditions, *, one_way: bool = False) -> None:
+        """How the link from `a` to `b` (and back) behaves from now on."""
+        for link in _links_between([a], [b], one_way=one_way):
+            self.links.set_conditions(link, conditions)
+
+    # For the transports.
+
+    def enter(self, transport: "MemoryTransport") -> None:
+        if transport.peer in self._living:
+            raise BadInput(f"peer {transport.peer} is already running")
+        self._living[transport.peer] = transport
+        self.changed()
+
+    def leave(self, transport: "MemoryTransport") -> None:
+        self._living.pop(transport.peer, None)
+        self.changed()
+
+    def changed(self) -> None:
+        """Who reaches whom may be different now. Those who lost their bootstrap peers look for them again."""
+        self._reachable.clear()
+        for transport in self._living.values():
+            transport.rejoin_later()
+
+    def answers(self, asker: PeerId, other: PeerId) -> bool:
+        """Whether a request from one to the other would be answered now."""
+        return other in self._living and self.links.is_open((asker, other)) and self.links.is_open((other, asker))
+
+    def reachable(self, asker: "MemoryTransport") -> Mapping[PeerId, "MemoryTransport"]:
+        """All peers that `asker` finds by asking the peers it knows, those that they know, and so on."""
+        if self._living.get(asker.peer) is not asker:
+            return {}
+        if asker.peer not in self._reachable:
+            self._reachable[asker.peer] = self._look_around(asker)
+        return self._reachable[asker.peer]
+
+    def _look_around(self, asker: "MemoryTransport") -> dict[PeerId, "MemoryTransport"]:
+        reached: dict[PeerId, MemoryTransport] = {}
+        seen = {asker.peer, *asker.known}
+        to_ask = sorted(asker.known)
+        while to_ask:
+            peer = to_ask.pop()
+            if self.answers(asker.peer, peer):
+                reached[peer] = self._living[peer]
+                unseen = self._living[peer].known - seen
+                seen |= unseen
+                to_ask.extend(sorted(unseen))  # sorted: sets of strings have another order in each process
+        return reached
+
+    def introduce(self, a: "MemoryTransport", b: "MemoryTransport") -> None:
+        if b.peer not in a.known or a.peer not in b.known:
+            a.known.add(b.peer)
+            b.known.add(a.peer)
+            self._reachable.clear()
+
+
+class MemoryTransport:
+    """One peer, as `net/streams.py` asks for it."""
+
+    def __init__(self, network: MemoryNetwork, identity: Identity, clock_skew_s: float) -> None:
+        self.network: Final = network
+        self.identity: Final = identity
+        self.clock_skew_s: float = clock_skew_s
+        self.known: set[PeerId] = set()
+        self._links = network.links
+        self._accepts: dict[str, Accept] = {}
+        self._streams: dict[MemoryStream, None] = {}
+        self._bootstrap: list[PeerId] = []
+        self._rejoin: asyncio.TimerHandle | None = None
+        self._lost: asyncio.Future[str] | None = None
+        self._records = MemoryRecords(
+            identity,
+            wall_time=self.wall_time,
+            answering=lambda: {peer: other._records for peer, other in network.reachable(self).items()},
+            has_met_others=lambda: bool(self.known),
+            round_trip_s=self._round_trip_s,
+        )
+
+    async def __aenter__(self) -> Self:
+        self._lost = asyncio.get_running_loop().create_future()
+        self.network.enter(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer
+
+    @property
+    def addresses(self) -> list[str]:
+        return [ADDRESS_HEAD + self.peer]
+
+    @property
+    def records(self) -> MemoryRecords:
+        return self._records
+
+    def wall_time(self) -> float:
+        return WALL_START + asyncio.get_running_loop().time() + self.clock_skew_s
+
+    async def join(self, addresses: Sequence[str], *, timeout_s: float) -> None:
+        peers = [_peer_of(address) for address in addresses]
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._meet_any(peers)
+        except TimeoutError:
+            raise NoPeers(f"nobody answered at {', '.join(addresses)} within {timeout_s:g} s") from None
+        self._bootstrap += [peer for peer in peers if peer not in self._bootstrap]
+
+    async def dial(self, peer: PeerId, protocol: str, *, timeout_s: float) -> MemoryStream:
+        try:
+            async with asyncio.timeout(timeout_s):
+                other = await self._reach(peer)
+                accept = other._accepts.get(protocol)
+                if accept is None:
+                    await self._links.cross((peer, self.peer))
+                    raise HopFailed(peer, f"does not take {protocol}")
+                return await self._open_stream(other, accept)
+        except TimeoutError:
+            raise HopFailed(peer, f"no answer to a dial within {timeout_s:g} s") from None
+
+    async def serve(self, protocol: str, accept: Accept) -> None:
+        if protocol in self._accepts:
+            raise LocalProtocolError(f"{protocol} is served already")
+        self._accepts[protocol] = accept
+
+    async def ping(self, peer: PeerId, *, timeout_s: float) -> float:
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._reach(peer)
+                await self._links.cross((peer, self.peer))
+        except TimeoutError:
+            raise HopFailed(peer, f"no answer to a ping within {timeout_s:g} s") from None
+        return loop.time() - started_at
+
+    async def wait_lost(self) -> str:
+        assert self._lost is not None, "a transport is used inside its `async with`"
+        return await asyncio.shield(self._lost)
+
+    async def close(self) -> None:
+        self.end("the transport was closed")
+
+    def end(self, reason: str) -> None:
+        """Be gone, with all streams. What had left before still arrives."""
+        if self._lost is None or self._lost.done():
+            return
+        for stream in list(self._streams):
+            stream.fail(reason, told_to_peer="reset by the other side")
+        if self._rejoin is not None:
+            self._rejoin.cancel()
+        self._lost.set_result(reason)
+        self.network.leave(self)
+
+    def rejoin_later(self) -> None:
+        """Meet the bootstrap peers again in a while, should they be there but not know us."""
+        if self._bootstrap and self._rejoin is None:
+            self._rejoin = asyncio.get_running_loop().call_later(REJOIN_AFTER_S, self._meet_again)
+
+    def _meet_again(self) -> None:
+        self._rejoin = None
+        for peer in self._bootstrap:
+            if self.network.answers(self.peer, peer):
+                self._get_to_know(self.network.living[peer])
+
+    async def _meet_any(self, peers: Sequence[PeerId]) -> None:
+        """Try all of them at once, again and again, until one answers."""
+        while True:
+            met = await asyncio.gather(*[self._meet(peer) for peer in peers])
+            if any(met):
+                return
+            await asyncio.sleep(JOIN_RETRY_S)
+
+    async def _meet(self, peer: PeerId) -> bool:
+        """One attempt to join at this peer. False: nobody there, or no answer in time."""
+        try:
+            async with asyncio.timeout(MEET_TIMEOUT_S):
+                await self._links.cross((self.peer, peer))
+                other = self.network.living.get(peer)
+                await self._links.cross((peer, self.peer))
+        except TimeoutError:
+            return False
+        if other is None or other is self:
+            return False
+        self._get_to_know(other)
+        return True
+
+    def _get_to_know(self, other: "MemoryTransport") -> None:
+        """`other`, and through it everyone who can be reached; they learn of us as well."""
+        self.network.introduce(self, other)
+        for found in list(self.network.reachable(self).values()):
+            self.network.introduce(self, found)
+
+    async def _reach(self, peer: PeerId) -> "MemoryTransport":
+        """Be at that peer's door: one way of the travel. Raises HopFailed when nobody knows it or is there."""
+        if self._lost is None or self._lost.done():
+            raise HopFailed(peer, "our own transport is not running")
+        if peer not in self.known and peer not in self.network.reachable(self):
+            await asyncio.sleep(max((self._round_trip_s(known) for known in self.network.reachable(self)), default=0.0))
+            raise HopFailed(peer, "unknown to all peers that we can reach")
+        await self._links.cross((self.peer, peer))
+        other = self.network.living.get(peer)
+        if other is None:
+            await self._links.cross((peer, self.peer))
+            raise HopFailed(peer, "no such peer there any more: connection refused")
+        self.network.introduce(self, other)
+        return other
+
+    async def _open_stream(self, other: "MemoryTransport", accept: Accept) -> MemoryStream:
+        there, back = Pipe(self._links, self.peer, other.peer), Pipe(self._links, other.peer, self.peer)
+        ours, theirs = self._hold(other.peer, there, back), other._hold(self.peer, back, there)
+        asyncio.get_running_loop().call_soon(accept, theirs)
+        try:
+            await self._links.cross((other.peer, self.peer))
+        except asyncio.CancelledError:
+            ours.close()  # given up in the middle: the other side must not keep half a stream
+            raise
+        return ours
+
+    def _hold(self, peer: PeerId, outgoing: Pipe, incoming: Pipe) -> MemoryStream:
+        stream = MemoryStream(peer, outgoing, incoming, forget=lambda gone: self._streams.pop(gone, None))
+        self._streams[stream] = None
+        return stream
+
+    def _round_trip_s(self, peer: PeerId) -> float:
+        return sum(self._links.conditions(link).latency_s for link in _links_between([self.peer], [peer]))
+
+
+def identity_of(name: str) -> Identity:
+    """The identity of the peer with this name: always the same one."""
+    return from_seed(hashlib.sha256(b"corolla memory peer " + name.encode()).digest())
+
+
+def _peer_of(address: str) -> PeerId:
+    if not address.startswith(ADDRESS_HEAD):
+        raise BadInput(f"not an address in memory ({ADDRESS_HEAD}<peer id>): {address!r:.100}")
+    return PeerId(address.removeprefix(ADDRESS_HEAD))
+
+
+def _links_between(side: Iterable[PeerId], other_side: Iterable[PeerId], *, one_way: bool = False) -> list[Link]:
+    others = list(other_side)
+    links = [(a, b) for a in side for b in others if a != b]
+    return links if one_way else links + [(b, a) for a, b in links]

@@ -1,0 +1,128 @@
+"""Records in memory: every peer keeps a shelf, and a record stands on the shelves of a few peers near its key.
+
+As in a Kademlia table, which peers those are follows from hashes, every storing peer checks what it keeps, and a
+reader asks all it can reach. Checks are those of `net/records.py`, by each peer's own wall clock.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from corolla.errors import BadInput
+from corolla.ids import PeerId
+from corolla.net.identity import Identity
+from corolla.net.records import MAX_LIFETIME_S, Record, RecordRejected, sign_record, verify_record
+
+REPLICAS: Final = 8
+"""Peers that keep a record beside its publisher: with hivemind's 5, half of them may vanish between refreshes."""
+
+MAX_RECORDS_PER_KEY: Final = 500
+MAX_KEYS: Final = 10_000
+
+
+class Shelf:
+    """What one peer keeps for the others: signed blobs by key and publisher."""
+
+    def __init__(self) -> None:
+        self._blobs: dict[str, dict[PeerId, tuple[float, bytes]]] = {}
+
+    def store(self, key: str, peer: PeerId, blob: bytes, now: float) -> bool:
+        """Keep a blob that is valid at wall time `now` and not older than what is here. False: refused."""
+        try:
+            record = verify_record(key, peer, blob, now)
+        except RecordRejected:
+            return False
+        if key not in self._blobs and len(self._blobs) >= MAX_KEYS:
+            return False
+        under_key = self._blobs.setdefault(key, {})
+        if peer not in under_key:
+            self._drop_expired(under_key, now)
+            if len(under_key) >= MAX_RECORDS_PER_KEY:
+                return False
+        elif under_key[peer][0] > record.expires_at:
+            return False
+        under_key[peer] = (record.expires_at, blob)
+        return True
+
+    def blobs(self, key: str) -> Mapping[PeerId, tuple[float, bytes]]:
+        """(expiry, blob) of each publisher under `key`; expired ones may still be among them."""
+        return self._blobs.get(key, {})
+
+    @staticmethod
+    def _drop_expired(under_key: dict[PeerId, tuple[float, bytes]], now: float) -> None:
+        for peer in [peer for peer, (expires_at, _) in under_key.items() if expires_at <= now]:
+            del under_key[peer]
+
+
+Answering = Callable[[], Mapping[PeerId, "MemoryRecords"]]
+"""The peers that would answer a request now, without ourselves."""
+
+
+class MemoryRecords:
+    """One peer's access to the table, and its shelf in it."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        wall_time: Callable[[], float],
+        answering: Answering,
+        has_met_others: Callable[[], bool],
+        round_trip_s: Callable[[PeerId], float],
+    ) -> None:
+        self._identity = identity
+        self._wall_time = wall_time
+        self._answering = answering
+        self._has_met_others = has_met_others
+        self._round_trip_s = round_trip_s
+        self._shelf = Shelf()
+
+    async def put(self, key: str, value: bytes, lifetime_s: float) -> bool:
+        if not 0 < lifetime_s <= MAX_LIFETIME_S:
+            raise BadInput(f"a record lives {lifetime_s:g} s; more than 0 and at most {MAX_LIFETIME_S:g} are possible")
+        blob = sign_record(self._identity, key, value, self._wall_time() + lifetime_s)
+        self.keep(key, self._identity.peer, blob)
+        keepers = _nearest(key, self._answering())
+        if not keepers:
+            return not self._has_met_others()
+        await asyncio.sleep(max(self._round_trip_s(peer) for peer in keepers))
+        kept = [keeper.keep(key, self._identity.peer, blob) for keeper in keepers.values()]
+        return any(kept)
+
+    async def get(self, key: str) -> list[Record]:
+        answering = self._answering()
+        if answering:
+            await asyncio.sleep(max(self._round_trip_s(peer) for peer in answering))
+        newest = dict(self._shelf.blobs(key))
+        for other in answering.values():
+            for peer, (expires_at, blob) in other._shelf.blobs(key).items():
+                if peer not in newest or newest[peer][0] < expires_at:
+                    newest[peer] = (expires_at, blob)
+        return self._verified(key, newest)
+
+    def keep(self, key: str, peer: PeerId, blob: bytes) -> bool:
+        """Put somebody's blob on this peer's shelf, as if they had asked. False: refused."""
+        return self._shelf.store(key, peer, blob, self._wall_time())
+
+    def _verified(self, key: str, blobs: Mapping[PeerId, tuple[float, bytes]]) -> list[Record]:
+        now = self._wall_time()
+        records: list[Record] = []
+        for peer, (_, blob) in blobs.items():
+            try:
+                records.append(verify_record(key, peer, blob, now))
+            except RecordRejected:
+                continue  # expired meanwhile, or its keeper's clock let it pass and ours does not
+        return records
+
+
+def _nearest(key: str, peers: Mapping[PeerId, MemoryRecords]) -> dict[PeerId, MemoryRecords]:
+    """The peers whose hashes are nearest to the key's (Kademlia §2.3)."""
+    if len(peers) <= REPLICAS:
+        return dict(peers)
+    target = _hash(key)
+    return {peer: peers[peer] for peer in sorted(peers, key=lambda peer: _hash(peer) ^ target)[:REPLICAS]}
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
