@@ -6,7 +6,7 @@ Public names load lazily, so that `import corolla` costs nothing and a DHT peer 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from corolla.client.model import AutoDistributedModelForCausalLM
+    from corolla.client.auto import AutoDistributedModelForCausalLM
 
 __all__ = ["AutoDistributedModelForCausalLM", "__version__"]
 
@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> object:
     if name == "AutoDistributedModelForCausalLM":
-        from corolla.client.model import AutoDistributedModelForCausalLM
+        from corolla.client.auto import AutoDistributedModelForCausalLM
 
         return AutoDistributedModelForCausalLM
     raise AttributeError(f"module 'corolla' has no attribute {name!r}")

@@ -1,0 +1,75 @@
+"""`AutoDistributedModelForCausalLM`: the public door. Imports neither torch nor transformers by itself.
+
+`from_pretrained` starts the network first and imports the heavy libraries while the daemon comes up and dials:
+importing torch and a model file of transformers takes longer than everything else until the first token.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corolla.client.config import ClientConfig
+from corolla.client.connection import Connection
+from corolla.errors import BadInput
+from corolla.models.checkpoint import open_checkpoint
+from corolla.net.libp2p import NetworkConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from corolla.client.model import DistributedModelForCausalLM
+
+PEERS_VARIABLE = "COROLLA_PEERS"
+
+
+class AutoDistributedModelForCausalLM:
+    """Makes a `transformers` model whose blocks run on a swarm."""
+
+    def __init__(self) -> None:
+        raise TypeError("use AutoDistributedModelForCausalLM.from_pretrained(name_or_dir, initial_peers=[…])")
+
+    @staticmethod
+    def from_pretrained(
+        name_or_dir: str | os.PathLike[str],
+        *,
+        initial_peers: Sequence[str] | str | None = None,
+        dtype: "torch.dtype | str | None" = None,
+        config: ClientConfig | None = None,
+        network: NetworkConfig | None = None,
+        model_name: str | None = None,
+        **unknown: Any,
+    ) -> "DistributedModelForCausalLM":
+        """Load embeddings, final norm and head; the blocks are found in the swarm.
+
+        `initial_peers`: addresses of any peers of the swarm (`/ip4/…/tcp/…/p2p/…`); left out, the environment
+        variable COROLLA_PEERS, separated by commas or spaces. `dtype`: of the local half and of what is sent;
+        None keeps the checkpoint's own. Raises BadInput (model, arguments) or NoPeers.
+        """
+        if unknown:
+            raise BadInput(f"from_pretrained does not know {', '.join(sorted(unknown))}")
+        peers = resolve_peers(initial_peers)
+        checkpoint = open_checkpoint(Path(name_or_dir))
+        connection = Connection(network or NetworkConfig(client_mode=True), config or ClientConfig(), peers)
+        try:
+            from corolla.client.model import load_distributed_model
+
+            return load_distributed_model(checkpoint, connection, dtype=dtype, model_name=model_name)
+        except BaseException:
+            connection.close()
+            raise
+
+
+def resolve_peers(initial_peers: Sequence[str] | str | None) -> list[str]:
+    """The addresses to join, from the argument or the environment. Raises BadInput when there are none."""
+    if initial_peers is None:
+        initial_peers = os.environ.get(PEERS_VARIABLE, "")
+    if isinstance(initial_peers, str):
+        initial_peers = initial_peers.replace(",", " ").split()
+    peers = [peer for peer in initial_peers if peer]
+    if not peers:
+        raise BadInput(
+            "no peers to join: pass initial_peers=['/ip4/…/tcp/…/p2p/…'] (a server or `corolla bootstrap` prints "
+            f"its address when it is ready), or set the environment variable {PEERS_VARIABLE}"
+        )
+    return peers

@@ -1,0 +1,33 @@
+"""A client's bounds: every wait on another machine has one here."""
+
+from dataclasses import dataclass, field
+
+from corolla.errors import BadInput
+from corolla.net.liveness import Liveness
+from corolla.swarm.cost import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Times in seconds."""
+
+    join_timeout_s: float = 15.0
+    """How long to try the initial peers before `NoPeers`."""
+    dial_timeout_s: float = 5.0
+    open_timeout_s: float = 20.0
+    """For a server's answer to `Open`: longer than it may let us wait in line for its cache."""
+    step_timeout_s: float = 180.0
+    """For one step on one server; a server that answers heartbeats may be this slow."""
+    refresh_period_s: float = 30.0
+    """How often the view of the swarm is read anew while it is used."""
+    max_chunk_tokens: int = 2048
+    """Most positions × rows sent in one step; a server may ask for less."""
+    liveness: Liveness = field(default_factory=Liveness)
+    cost: CostModel = field(default_factory=CostModel)
+
+    def __post_init__(self) -> None:
+        for name in ("join_timeout_s", "dial_timeout_s", "open_timeout_s", "step_timeout_s", "refresh_period_s"):
+            if getattr(self, name) <= 0:
+                raise BadInput(f"{name} must be positive, not {getattr(self, name)}")
+        if self.max_chunk_tokens < 1:
+            raise BadInput(f"max_chunk_tokens must be at least 1, not {self.max_chunk_tokens}")

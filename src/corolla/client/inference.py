@@ -1,0 +1,182 @@
+"""`InferenceSession`: one conversation with the swarm, for blocking callers who hold torch tensors."""
+
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from corolla.client.connection import Connection
+from corolla.client.router import ServedModel
+from corolla.client.session import RouteHop, Session
+from corolla.errors import BadInput
+from corolla.models.local_half import LocalCache
+from corolla.models.tensors import from_wire, to_wire
+from corolla.wire.messages import HopTiming, Want
+from corolla.wire.tensors import DType, WireTensor
+
+
+class InferenceSession:
+    """Tokens held on servers, to which several `generate` calls may add.
+
+    The route is chosen when the first tokens come: only then the number of rows is known.
+    """
+
+    def __init__(self, connection: Connection, model: ServedModel, *, max_length: int | None) -> None:
+        self.max_length = max_length
+        """Most tokens per row; None until the first generation says."""
+        self.output_ids: Tensor | None = None
+        """All tokens of the conversation so far, [rows, tokens], as `generate` has seen them."""
+        self.attention_mask: Tensor | None = None
+        self._connection = connection
+        self._model = model
+        self._session: Session | None = None
+        self._is_closed = False
+
+    @property
+    def route(self) -> list[RouteHop]:
+        """The servers in use, in order; empty before the first step."""
+        return [] if self._session is None else self._session.route
+
+    @property
+    def position(self) -> int:
+        """Tokens held by the servers. Set it lower to forget the rest: that rides on the next step."""
+        return 0 if self._session is None else self._session.position
+
+    @position.setter
+    def position(self, num_tokens: int) -> None:
+        if self._session is not None:
+            self._session.trim(num_tokens)
+        elif num_tokens != 0:
+            raise BadInput(f"cannot go to position {num_tokens}: the session holds no tokens yet")
+
+    @property
+    def timings(self) -> list[HopTiming]:
+        """Queue and compute seconds of each hop in the last step."""
+        return [] if self._session is None else self._session.timings
+
+    def gather(self, rows: Sequence[int]) -> None:
+        """Before the next step, row i becomes the present row `rows[i]`."""
+        if self._session is not None:
+            self._session.gather(rows)
+
+    def run_blocks(
+        self,
+        hidden: Tensor,
+        *,
+        want: Want,
+        position_ids: Tensor | None = None,
+        left_padding: list[int] | None = None,
+        token_ids: Tensor | None = None,
+    ) -> Tensor:
+        """`hidden` [rows, new_tokens, hidden_size] after the last block; one position when `want` is "last"."""
+        session = self._opened(hidden)
+        outputs: list[Tensor] = []
+        num_tokens = hidden.shape[-2]
+        chunk = self._chunk_tokens(session, hidden)
+        for start in range(0, num_tokens, chunk):
+            end = min(start + chunk, num_tokens)
+            is_last = end == num_tokens
+            output = self._connection.run(
+                session.step(
+                    to_wire(hidden[..., start:end, :]),
+                    num_tokens=end - start,
+                    want=want if is_last or want == "all" else "none",
+                    position_ids=None if position_ids is None else to_wire(position_ids[..., start:end]),
+                    left_padding=left_padding,
+                    token_ids=_needed_ids(session, token_ids, start, end),
+                )
+            )
+            if output is not None:
+                outputs.append(from_wire(output, hidden.device))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2)
+
+    def close(self) -> None:
+        """Give the places on the servers back. May be called twice."""
+        self._is_closed = True
+        if self._session is not None:
+            self._connection.call_soon(partial(self._session.close))
+
+    def __enter__(self) -> "InferenceSession":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _opened(self, hidden: Tensor) -> Session:
+        if self._is_closed:
+            raise BadInput("this inference session is closed; open another")
+        if self._session is None:
+            if self.max_length is None:
+                raise BadInput("the session does not know its max_length yet")
+            self._session = self._connection.run(
+                self._connection.swarm.start_session(
+                    self._model,
+                    max_tokens=self.max_length,
+                    max_rows=hidden.shape[-3],
+                    wire_dtype=_wire_dtype(hidden),
+                )
+            )
+        return self._session
+
+    def _chunk_tokens(self, session: Session, hidden: Tensor) -> int:
+        """Positions per step: what every server takes, and what this client wants to send at once."""
+        num_tokens = hidden.shape[-2]
+        position_bytes = hidden.numel() // num_tokens * hidden.element_size()
+        most = min(
+            session.max_chunk_tokens // hidden.shape[-3],
+            self._connection.config.max_chunk_tokens // hidden.shape[-3],
+            session.max_chunk_bytes // position_bytes,
+        )
+        if num_tokens > most and not session.prefill_in_chunks:
+            raise BadInput(
+                f"this model takes a prompt only in one piece; {num_tokens} tokens are more than the {max(most, 0)} that "
+                "the servers take at once"
+            )
+        return max(most, 1)
+
+
+class SessionCache(LocalCache):
+    """What `generate` takes for its KV cache: a counter here, the keys and values on the servers.
+
+    What transformers does to a cache becomes what the protocol says: crop → trim, reorder → row gather.
+    """
+
+    def __init__(self, config: object, session: InferenceSession) -> None:
+        super().__init__(config)
+        self.session = session
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.session.position
+
+    def crop(self, max_length: int) -> None:
+        held = self.session.position
+        self.session.position = held + max_length if max_length < 0 else min(max_length, held)
+        self.set_length(self.session.position)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.session.gather(beam_idx.tolist())
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.session.gather(indices.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        raise BadInput("give the prompt once for each row: rows of a session cannot be multiplied after the first step")
+
+
+def _needed_ids(session: Session, token_ids: Tensor | None, start: int, end: int) -> WireTensor | None:
+    if not session.needs_token_ids:
+        return None
+    if token_ids is None:
+        raise BadInput("this model's blocks need token ids: give input_ids, not inputs_embeds")
+    return to_wire(token_ids[..., start:end])
+
+
+def _wire_dtype(hidden: Tensor) -> DType:
+    name = str(hidden.dtype).removeprefix("torch.")
+    if name not in ("float32", "bfloat16", "float16"):
+        raise BadInput(f"hidden states of {name} cannot be sent; load the model in float32, bfloat16 or float16")
+    return name  # pyright: ignore[reportReturnType] - narrowed just above

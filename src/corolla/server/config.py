@@ -1,0 +1,69 @@
+"""What a server is told at start: one frozen value, checked once. No torch here."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from corolla.errors import BadInput
+from corolla.net.liveness import Liveness
+
+DTypeChoice = Literal["auto", "bfloat16", "float16", "float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What one server grants to clients. Every bound is told to whoever runs into it."""
+
+    max_sessions: int = 256
+    max_sessions_per_peer: int = 64
+    max_session_tokens: int = 8192
+    """Positions per row; lowered to what the model knows."""
+    max_rows: int = 128
+    max_chunk_tokens: int = 4096
+    """Most positions × rows in one step: bounds the memory and the time that one pass takes."""
+    max_chunk_bytes: int = 16 << 20
+    """Most bytes of hidden states in one step (a message may have 64 MB)."""
+    max_waiting_steps: int = 1024
+    """Steps in line for the device thread before new ones are refused as `Overloaded`."""
+    cache_wait_s: float = 5.0
+    """How long an `Open` waits in line for cache before `CacheFull`."""
+    idle_timeout_s: float = 600.0
+    """A session without a step for this long is dropped."""
+    attach_timeout_s: float = 5.0
+    """A data stream must say within this time which session it belongs to."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise BadInput(f"{name} must be positive, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """One server: which blocks of which model, on which device, under which name."""
+
+    model: Path
+    blocks: tuple[int, int] | None = None
+    """Half-open span; None: all blocks of the model."""
+    device: str = "cpu"
+    dtype: DTypeChoice = "auto"
+    name: str = ""
+    """Shown to people in `corolla status`."""
+    model_name: str | None = None
+    """Display name of the model; None: the directory's."""
+    cache_tokens: int = 65536
+    """KV cache of the whole server, in positions × rows."""
+    limits: SessionLimits = field(default_factory=SessionLimits)
+    liveness: Liveness = field(default_factory=Liveness)
+    announce_period_s: float = 45.0
+    record_lifetime_s: float = 180.0
+    """Must outlive the period by the tolerated clock skew of 60 s and a margin (`net/records.py`)."""
+
+    def __post_init__(self) -> None:
+        if self.cache_tokens < 1:
+            raise BadInput(f"the KV cache must hold at least one token, not {self.cache_tokens}")
+        if self.record_lifetime_s < self.announce_period_s + 60:
+            raise BadInput(
+                f"records that live {self.record_lifetime_s:g} s and are renewed every {self.announce_period_s:g} s "
+                "vanish for peers whose clock is a minute ahead"
+            )

@@ -1,0 +1,202 @@
+"""A server's session as a pure state machine: what to do with the step that just came.
+
+`server/handler.py` translates frames into calls here and carries the action out; nothing here waits, computes or
+touches a tensor's bytes. One session is one row of this table:
+
+    event                                   action                     state afterwards
+    step_no == last + 1, all checks pass    Compute                    position, rows and last_step_no move
+    step_no == last, same position          AnswerFromJournal          unchanged (the last reply is always kept)
+    step_no <  last                         Refuse(JournalGap)         unchanged
+    step_no >  last + 1                     Refuse(OutOfOrder)         unchanged
+    same step_no, other content             Break                      the stream ends: the peer broke the rules
+    older route_version                     Ignore                     unchanged
+    newer route_version, bad position,      Refuse(Unsupported)        unchanged
+      too long, too many rows, bad shape
+
+Every step is counted by `step_no` and not by position: a row gather applied twice corrupts, and a trimmed
+session uses a position again for another token.
+"""
+
+from dataclasses import dataclass, replace
+
+from corolla.errors import JournalGap, OutOfOrder, Refused, RemoteProtocolError, Unsupported
+from corolla.ids import PeerId, SessionId
+from corolla.wire.messages import Step
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """What a server knows of a session, besides its cache."""
+
+    session: SessionId
+    owner: PeerId
+    """The client: it alone opens, re-routes and closes."""
+    upstream: PeerId
+    """Whose data stream may carry steps in this route version."""
+    route_version: int
+    max_tokens: int
+    max_rows: int
+    max_chunk_tokens: int
+    hidden_size: int
+    needs_token_ids: bool = False
+    can_trim: bool = True
+    last_step_no: int = -1
+    position: int = 0
+    rows: int = 0
+    """Rows of the cache; 0 before the first step."""
+    last_start: int = 0
+    """Position before the last step: what a repeated one must say again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Trim to `trim_to`, gather `rows`, then run the step."""
+
+    step: Step
+    new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFromJournal:
+    step_no: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    step_no: int
+    error: Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """The peer broke the protocol: end its stream, and the session with it."""
+
+    error: RemoteProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """Data of a route that is no longer in use."""
+
+
+Action = Compute | AnswerFromJournal | Refuse | Break | Ignore
+
+
+def on_step(state: SessionState, step: Step) -> tuple[SessionState, Action]:
+    """Exactly once: compute the next step, answer a repeated one from the journal, refuse a gap."""
+    if step.route_version < state.route_version:
+        return state, Ignore()
+    if step.route_version > state.route_version:
+        return state, _refuse(step, OutOfOrder(
+            f"step {step.step_no} is of route version {step.route_version}; "
+            f"this server was opened for version {state.route_version}",
+            value=str(step.route_version), bound=str(state.route_version),
+        ))  # fmt: skip
+    if step.step_no > state.last_step_no + 1:
+        return state, _refuse(step, OutOfOrder(
+            f"step {step.step_no} came after step {state.last_step_no}",
+            value=str(step.step_no), bound=str(state.last_step_no + 1),
+        ))  # fmt: skip
+    if step.step_no == state.last_step_no:
+        return state, _repeat(state, step)
+    if step.step_no < state.last_step_no:
+        return state, _refuse(step, JournalGap(
+            f"the answer to step {step.step_no} is no longer kept", value=str(step.step_no), bound=str(state.last_step_no)
+        ))  # fmt: skip
+    return _advance(state, step)
+
+
+def _repeat(state: SessionState, step: Step) -> Action:
+    if step.position != state.last_start:
+        return Break(RemoteProtocolError(
+            f"step {step.step_no} came twice with different content: position {step.position}, then {state.last_start}"
+        ))  # fmt: skip
+    return AnswerFromJournal(step.step_no)
+
+
+def _advance(state: SessionState, step: Step) -> tuple[SessionState, Action]:
+    try:
+        batch, new_tokens = _shape_of(state, step)
+        held = _position_after_trim(state, step)
+        _check_rows(state, step, batch)
+        if held + new_tokens > state.max_tokens:
+            raise Unsupported(
+                f"the step ends at position {held + new_tokens}, the session was opened for {state.max_tokens}",
+                value=str(held + new_tokens), bound=str(state.max_tokens),
+            )  # fmt: skip
+    except Refused as refused:
+        return state, _refuse(step, refused)
+    moved = replace(
+        state,
+        last_step_no=step.step_no,
+        last_start=step.position,
+        position=held + new_tokens,
+        rows=batch,
+    )
+    return moved, Compute(step, new_tokens)
+
+
+def _shape_of(state: SessionState, step: Step) -> tuple[int, int]:
+    """(rows, new tokens) of the step, once its tensors agree with each other and with the model."""
+    shape = step.hidden.shape
+    if len(shape) != 3 or shape[2] != state.hidden_size or 0 in shape:
+        raise _wrong("hidden states", shape, f"[rows, tokens, {state.hidden_size}]")
+    batch, new_tokens = shape[0], shape[1]
+    if batch * new_tokens > state.max_chunk_tokens:
+        raise Unsupported(
+            f"{batch} rows × {new_tokens} tokens in one step; this server takes {state.max_chunk_tokens}",
+            value=str(batch * new_tokens), bound=str(state.max_chunk_tokens),
+        )  # fmt: skip
+    for name, ids in (("position ids", step.position_ids), ("token ids", step.token_ids)):
+        if ids is not None and (ids.shape != (batch, new_tokens) or ids.dtype != "int64"):
+            raise _wrong(name, ids.shape, f"int64 [{batch}, {new_tokens}]")
+    if state.needs_token_ids and step.token_ids is None:
+        raise Unsupported("this model's blocks need the token ids, and the step has none")
+    if step.left_padding is not None and len(step.left_padding) != batch:
+        raise _wrong("left padding", (len(step.left_padding),), f"[{batch}]")
+    return batch, new_tokens
+
+
+def _position_after_trim(state: SessionState, step: Step) -> int:
+    held = state.position
+    if step.trim_to is not None and step.trim_to != held:
+        if step.trim_to > held:
+            raise Unsupported(
+                f"cannot trim to {step.trim_to} positions: {held} are held", value=str(step.trim_to), bound=str(held)
+            )
+        if not state.can_trim:
+            raise Unsupported("this model's state cannot be trimmed; open the session anew")
+        held = step.trim_to
+    if step.position != held:
+        raise OutOfOrder(
+            f"the step starts at position {step.position}, {held} are held", value=str(step.position), bound=str(held)
+        )
+    return held
+
+
+def _check_rows(state: SessionState, step: Step, batch: int) -> None:
+    if batch > state.max_rows:
+        raise Unsupported(
+            f"{batch} rows; the session was opened for {state.max_rows}", value=str(batch), bound=str(state.max_rows)
+        )
+    if step.rows is None:
+        if state.rows not in (0, batch):
+            raise _wrong("hidden states", (batch,), f"[{state.rows}, …]: the rows that the cache has")
+        return
+    if len(step.rows) != batch:
+        raise _wrong("row gather", (len(step.rows),), f"[{batch}]")
+    if any(row >= max(state.rows, 1) for row in step.rows):
+        raise Unsupported(
+            f"the row gather names row {max(step.rows)}; the cache has {state.rows}",
+            value=str(max(step.rows)), bound=str(state.rows),
+        )  # fmt: skip
+
+
+def _wrong(what: str, shape: tuple[int, ...], wanted: str) -> Unsupported:
+    return Unsupported(
+        f"{what} of shape {list(shape)}; wanted {wanted}", value=str(list(shape))[:64], bound=wanted[:64]
+    )
+
+
+def _refuse(step: Step, error: Refused) -> Refuse:
+    return Refuse(step.step_no, error)
