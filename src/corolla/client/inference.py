@@ -12,9 +12,9 @@ from corolla.client.router import ServedModel
 from corolla.client.session import RouteHop, Session
 from corolla.errors import BadInput
 from corolla.models.local_half import LocalCache
-from corolla.models.tensors import from_wire, to_wire
+from corolla.models.tensors import to_torch, to_wire, wire_dtype
 from corolla.wire.messages import HopTiming, Want
-from corolla.wire.tensors import DType, WireTensor
+from corolla.wire.tensors import WireTensor
 
 
 class InferenceSession:
@@ -89,7 +89,7 @@ class InferenceSession:
                 )
             )
             if output is not None:
-                outputs.append(from_wire(output, hidden.device))
+                outputs.append(to_torch(output, hidden.device))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class InferenceSession:
                     self._model,
                     max_tokens=self.max_length,
                     max_rows=hidden.shape[-3],
-                    wire_dtype=_wire_dtype(hidden),
+                    wire_dtype=wire_dtype(hidden.dtype),
                 )
             )
         return self._session
@@ -133,8 +133,8 @@ class InferenceSession:
         )
         if num_tokens > most and not session.prefill_in_chunks:
             raise BadInput(
-                f"this model takes a prompt only in one piece; {num_tokens} tokens are more than the {max(most, 0)} that "
-                "the servers take at once"
+                f"this model takes a prompt only in one piece; {num_tokens} tokens are more than the {max(most, 0)} "
+                "that the servers take at once"
             )
         return max(most, 1)
 
@@ -173,10 +173,3 @@ def _needed_ids(session: Session, token_ids: Tensor | None, start: int, end: int
     if token_ids is None:
         raise BadInput("this model's blocks need token ids: give input_ids, not inputs_embeds")
     return to_wire(token_ids[..., start:end])
-
-
-def _wire_dtype(hidden: Tensor) -> DType:
-    name = str(hidden.dtype).removeprefix("torch.")
-    if name not in ("float32", "bfloat16", "float16"):
-        raise BadInput(f"hidden states of {name} cannot be sent; load the model in float32, bfloat16 or float16")
-    return name  # pyright: ignore[reportReturnType] - narrowed just above

@@ -41,8 +41,6 @@ class Session:
     state: SessionState
     wire_dtype: DType
     want: wire.Want
-    start: int
-    end: int
     last_used: float
     cache: SessionCache | None = None
     last_reply: wire.Output | None = None
@@ -210,8 +208,6 @@ class Handler:
             ),
             wire_dtype=ask.wire_dtype,
             want=ask.want,
-            start=ask.start,
-            end=ask.end,
             last_used=loop_time(),
         )
 

@@ -101,7 +101,8 @@ def on_step(state: SessionState, step: Step) -> tuple[SessionState, Action]:
         return state, _repeat(state, step)
     if step.step_no < state.last_step_no:
         return state, _refuse(step, JournalGap(
-            f"the answer to step {step.step_no} is no longer kept", value=str(step.step_no), bound=str(state.last_step_no)
+            f"the answer to step {step.step_no} is no longer kept",
+            value=str(step.step_no), bound=str(state.last_step_no),
         ))  # fmt: skip
     return _advance(state, step)
 

@@ -1,15 +1,26 @@
 """Steps through real blocks: from a `Step`'s bytes to an `Output`'s bytes, on the device thread."""
 
-from typing import cast
-
-import torch
+from dataclasses import dataclass
 
 from corolla.models.cache import SpanCache
 from corolla.models.span import Span
-from corolla.models.tensors import from_wire, to_wire
+from corolla.models.tensors import TORCH_DTYPES, to_torch, to_wire, wire_dtype
 from corolla.server.runner import SessionCache, SpanFacts
 from corolla.wire.messages import Step, Want
 from corolla.wire.tensors import DType, WireTensor
+
+
+@dataclass(slots=True)
+class SpanSession:
+    """One session's cache; made with the first step, which says how many rows there are."""
+
+    start: int
+    end: int
+    cache: SpanCache | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return 0 if self.cache is None else self.cache.num_tokens
 
 
 class TorchSpanRunner:
@@ -17,35 +28,42 @@ class TorchSpanRunner:
 
     def __init__(self, span: Span) -> None:
         self.span = span
-        capabilities = span.capabilities
+        can = span.capabilities
         self.facts = SpanFacts(
             start=span.start,
             end=span.end,
             hidden_size=span.hidden_size,
-            dtype=cast(DType, str(span.dtype).removeprefix("torch.")),
-            needs_token_ids=capabilities.needs_token_ids,
-            can_trim=capabilities.can_trim,
-            prefill_in_chunks=capabilities.prefill_in_chunks,
+            dtype=wire_dtype(span.dtype),
+            needs_token_ids=can.needs_token_ids,
+            can_trim=can.can_trim,
+            prefill_in_chunks=can.prefill_in_chunks,
         )
 
-    def new_cache(self, start: int, end: int, max_tokens: int) -> SpanCache:
-        return self.span.new_cache(start, end)
+    def new_cache(self, start: int, end: int, max_tokens: int) -> SpanSession:
+        return SpanSession(start, end)
 
-    def run(self, cache: SessionCache, step: Step, want: Want, wire_dtype: DType) -> WireTensor | None:
-        assert isinstance(cache, SpanCache)
-        if step.trim_to is not None:
-            cache.trim(step.trim_to)
-        if step.rows is not None:
-            cache.gather(step.rows)
-        hidden = self.span.forward(
-            from_wire(step.hidden, self.span.device),
-            cache,
-            position_ids=None if step.position_ids is None else from_wire(step.position_ids, self.span.device),
+    def run(self, cache: SessionCache, step: Step, want: Want, dtype: DType) -> WireTensor | None:
+        assert isinstance(cache, SpanSession)
+        output = self.span.forward(
+            to_torch(step.hidden, self.span.device),
+            self._prepared(cache, step),
+            position_ids=None if step.position_ids is None else to_torch(step.position_ids, self.span.device),
             left_padding=step.left_padding,
-            token_ids=None if step.token_ids is None else from_wire(step.token_ids, self.span.device),
+            token_ids=None if step.token_ids is None else to_torch(step.token_ids, self.span.device),
         )
         if want == "none":
             return None
         if want == "last":
-            hidden = hidden[..., -1:, :]
-        return to_wire(hidden.to(getattr(torch, wire_dtype)))
+            output = output[..., -1:, :]
+        return to_wire(output.to(TORCH_DTYPES[dtype]))
+
+    def _prepared(self, session: SpanSession, step: Step) -> SpanCache:
+        """The session's cache, trimmed and gathered as the step says."""
+        if session.cache is None:
+            session.cache = self.span.new_cache(step.hidden.shape[-3], session.start, session.end)
+            return session.cache
+        if step.trim_to is not None:
+            session.cache.trim(step.trim_to)
+        if step.rows is not None:
+            session.cache.gather(step.rows)
+        return session.cache

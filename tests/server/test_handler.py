@@ -1,0 +1,286 @@
+"""Client's hop and server's handler over the in-memory network: the protocol as both sides speak it."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from corolla.apps.sim.toy import ToySpan, hidden_of, numbers_of, whole_model
+from corolla.client.hop import Hop, HopLimits, ServerLink
+from corolla.errors import CacheFull, HopFailed, JournalGap, Overloaded, SessionLost, Unsupported
+from corolla.ids import Fingerprint, new_session_id
+from corolla.net.channel import Channel
+from corolla.net.liveness import Liveness
+from corolla.net.memory.loop import run_virtual
+from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.server.config import SessionLimits
+from corolla.server.executor import InlineExecutor
+from corolla.server.handler import Handler
+from corolla.server.kv import CachePool
+from corolla.wire import messages as wire
+from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
+
+MODEL = Fingerprint("f" * 32)
+BLOCKS = 4
+LIMITS = HopLimits(dial_timeout_s=5, open_timeout_s=20, step_timeout_s=60)
+
+
+class Lab:
+    """One server and one client that knows it."""
+
+    def __init__(self, network: MemoryNetwork, server: MemoryTransport, client: MemoryTransport, handler: Handler) -> None:
+        self.network, self.server, self.client, self.handler = network, server, client, handler
+
+    @asynccontextmanager
+    async def link(self) -> AsyncIterator[ServerLink]:
+        link = ServerLink(self.client, self.server.peer, LIMITS, Liveness())
+        await link.connect()
+        try:
+            yield link
+        finally:
+            link.close()
+            await asyncio.sleep(1)
+
+    def ask(self, **changes: object) -> wire.Open:
+        fields: dict[str, object] = {
+            "session": new_session_id(), "fingerprint": MODEL, "start": 0, "end": BLOCKS, "max_tokens": 64,
+            "upstream": self.client.peer, "wire_dtype": "float32",
+        }  # fmt: skip
+        return wire.Open(**(fields | changes))
+
+    def assert_nothing_held(self) -> None:
+        assert self.handler.sessions == {}
+        assert self.handler.pool.free_pages == self.handler.pool.total_pages
+
+
+@asynccontextmanager
+async def lab(limits: SessionLimits | None = None, cache_tokens: int = 1024) -> AsyncIterator[Lab]:
+    network = MemoryNetwork(random.Random(0))
+    async with network.transport("server") as server, network.transport("client") as client:
+        await client.join(server.addresses, timeout_s=5)
+        handler = Handler(
+            server, ToySpan(0, BLOCKS), InlineExecutor(), CachePool(cache_tokens),
+            fingerprint=MODEL, limits=limits or SessionLimits(), liveness=Liveness(),
+        )  # fmt: skip
+        await handler.start()
+        try:
+            yield Lab(network, server, client, handler)
+        finally:
+            await handler.close()
+
+
+def step(step_no: int, position: int, numbers: list[int], **fields: object) -> wire.Step:
+    return wire.Step(step_no=step_no, position=position, hidden=hidden_of([numbers]), want="all", **fields)
+
+
+async def run(hop: Hop, one: wire.Step) -> list[int]:
+    output = await hop.step(one)
+    assert output.hidden is not None
+    return numbers_of(output.hidden)
+
+
+def test_a_session_computes_what_the_whole_model_does_and_leaves_nothing_behind() -> None:
+    async def story() -> None:
+        async with lab() as here:
+            async with here.link() as link:
+                hop = await link.open(here.ask())
+                got = await run(hop, step(0, 0, [5, 6, 7])) + await run(hop, step(1, 3, [8]))
+                assert got == whole_model(BLOCKS, [5, 6, 7, 8])
+                hop.close()
+                await asyncio.sleep(1)
+                here.assert_nothing_held()
+
+    run_virtual(story())
+
+
+def test_a_trimmed_session_goes_on_as_if_the_rest_had_never_been() -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            hop = await link.open(here.ask())
+            await run(hop, step(0, 0, [5, 6, 7, 8]))
+            assert await run(hop, step(1, 2, [9], trim_to=2)) == whole_model(BLOCKS, [5, 6, 9])[2:]
+
+    run_virtual(story())
+
+
+def test_only_the_wanted_positions_come_back() -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            hop = await link.open(here.ask())
+            last = wire.Step(step_no=0, position=0, hidden=hidden_of([[1, 2, 3]]), want="last")
+            assert await run(hop, last) == whole_model(BLOCKS, [1, 2, 3])[2:]
+            none = wire.Step(step_no=1, position=3, hidden=hidden_of([[4]]), want="none")
+            assert (await hop.step(none)).hidden is None
+
+    run_virtual(story())
+
+
+def test_a_step_sent_again_is_answered_without_being_computed_again() -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            hop = await link.open(here.ask())
+            await run(hop, step(0, 0, [5]))
+            first = await run(hop, step(1, 1, [6]))
+            assert await run(hop, step(1, 1, [6])) == first
+            assert here.handler.counters.steps == 2
+            with pytest.raises(JournalGap):
+                await hop.step(step(0, 0, [5]))
+            assert await run(hop, step(2, 2, [7])) == whole_model(BLOCKS, [5, 6, 7])[2:]
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"fingerprint": "0" * 32}, "0" * 32),
+        ({"start": 2, "end": BLOCKS + 1}, f"2:{BLOCKS + 1}"),
+        ({"start": 2, "end": 2}, "2:2"),
+        ({"max_tokens": 8193}, "8193"),
+        ({"max_rows": 129}, "129"),
+        ({"adapter": "theirs"}, "theirs"),
+        ({"wire_dtype": "int64"}, "int64"),
+    ],
+    ids=["other weights", "blocks not hosted", "no blocks", "too long", "too many rows", "adapter", "dtype"],
+)
+def test_what_the_server_cannot_do_is_refused_with_value_and_bound(change: dict[str, object], said: str) -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            with pytest.raises(Unsupported) as refused:
+                await link.open(here.ask(**change))
+            assert refused.value.value == said
+            assert refused.value.bound
+            here.assert_nothing_held()
+
+    run_virtual(story())
+
+
+def test_a_full_cache_makes_a_session_wait_and_then_says_so() -> None:
+    async def story() -> None:
+        async with lab(cache_tokens=64) as here, here.link() as link:
+            first = await link.open(here.ask(max_tokens=64))
+            with pytest.raises(CacheFull) as full:
+                await link.open(here.ask(max_tokens=16))
+            assert (full.value.value, full.value.bound) == ("16", "0")
+            waiting = asyncio.create_task(link.open(here.ask(max_tokens=16)))
+            await asyncio.sleep(1)
+            first.close()
+            assert await run(await waiting, step(0, 0, [1])) == whole_model(BLOCKS, [1])
+
+    run_virtual(story())
+
+
+def test_more_sessions_than_allowed_are_refused_as_overload() -> None:
+    async def story() -> None:
+        async with lab(SessionLimits(max_sessions_per_peer=2)) as here, here.link() as link:
+            for _ in range(2):
+                await link.open(here.ask())
+            with pytest.raises(Overloaded) as refused:
+                await link.open(here.ask())
+            assert (refused.value.value, refused.value.bound) == ("3", "2")
+
+    run_virtual(story())
+
+
+def test_a_killed_client_gives_its_cache_back_at_once_and_a_frozen_one_after_the_heartbeats() -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            await link.open(here.ask())
+            here.network.freeze(here.client.peer)
+            await asyncio.sleep(5)
+            assert here.handler.sessions
+            await asyncio.sleep(3)
+            here.assert_nothing_held()
+            here.network.thaw(here.client.peer)
+
+        async with lab() as here, here.link() as link:
+            await link.open(here.ask())
+            here.network.kill(here.client.peer)
+            await asyncio.sleep(1)
+            here.assert_nothing_held()
+
+    run_virtual(story())
+
+
+def test_a_killed_server_fails_the_step_at_once_and_a_frozen_one_after_the_heartbeats() -> None:
+    async def story(fault: str) -> float:
+        async with lab() as here, here.link() as link:
+            hop = await link.open(here.ask())
+            await run(hop, step(0, 0, [5]))
+            getattr(here.network, fault)(here.server.peer)
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(HopFailed):
+                await hop.step(step(1, 1, [6]))
+            took = asyncio.get_running_loop().time() - began
+            here.network.thaw(here.server.peer)
+            return took
+
+    assert run_virtual(story("kill")) < 1
+    assert 5 < run_virtual(story("freeze")) < 8
+
+
+def test_an_idle_session_is_dropped_and_the_client_told() -> None:
+    async def story() -> None:
+        async with lab(SessionLimits(idle_timeout_s=30)) as here, here.link() as link:
+            hop = await link.open(here.ask())
+            await run(hop, step(0, 0, [5]))
+            await asyncio.sleep(29)
+            await run(hop, step(1, 1, [6]))
+            await asyncio.sleep(31)
+            here.assert_nothing_held()
+            with pytest.raises(SessionLost, match="30 s"):
+                await hop.step(step(2, 2, [7]))
+
+    run_virtual(story())
+
+
+def test_a_session_belongs_to_the_client_that_opened_it() -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link, here.network.transport("thief") as thief:
+            ask = here.ask()
+            hop = await link.open(ask)
+            await thief.join(here.server.addresses, timeout_s=5)
+            stream = await thief.dial(here.server.peer, DATA_PROTOCOL, timeout_s=5)
+            heard: list[wire.AnyMessage] = []
+            channel = Channel(stream, we_dialed=True, on_message=heard.append, on_closed=lambda _error: None)
+            channel.send(wire.Attach(session=ask.session))
+            channel.send(step(0, 0, [66]))
+            await asyncio.sleep(1)
+            assert [message.code for message in heard if isinstance(message, wire.Refused)] == ["session_lost"]
+            assert await run(hop, step(0, 0, [5])) == whole_model(BLOCKS, [5])
+            channel.close()
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("protocol", [CONTROL_PROTOCOL, DATA_PROTOCOL])
+def test_nonsense_ends_its_own_stream_and_nothing_else(protocol: str) -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            hop = await link.open(here.ask())
+            ended: list[str] = []
+            for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 10):
+                stream = await here.client.dial(here.server.peer, protocol, timeout_s=5)
+                stream.start(lambda _data: None, ended.append)
+                stream.write([garbage])
+            await asyncio.sleep(1)
+            assert len(ended) == 2
+            assert await run(hop, step(0, 0, [5])) == whole_model(BLOCKS, [5])
+
+    run_virtual(story())
+
+
+def test_a_data_stream_that_says_nothing_is_closed() -> None:
+    async def story() -> None:
+        async with lab(SessionLimits(attach_timeout_s=3)) as here:
+            stream = await here.client.dial(here.server.peer, DATA_PROTOCOL, timeout_s=5)
+            ended: list[str] = []
+            stream.start(lambda _data: None, ended.append)
+            await asyncio.sleep(2)
+            assert not ended
+            await asyncio.sleep(2)
+            assert ended
+
+    run_virtual(story())

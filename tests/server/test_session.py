@@ -1,0 +1,142 @@
+"""The session rules, without a network: exactly once, in order, within what was opened."""
+
+from dataclasses import replace
+
+import pytest
+
+from corolla.errors import JournalGap, OutOfOrder, Unsupported
+from corolla.ids import PeerId, SessionId
+from corolla.server.session import AnswerFromJournal, Break, Compute, Ignore, Refuse, SessionState, on_step
+from corolla.wire.messages import Step
+from corolla.wire.tensors import WireTensor
+
+CLIENT = PeerId("client")
+HIDDEN = 4
+
+
+def state(**changes: object) -> SessionState:
+    fresh = SessionState(
+        session=SessionId(b"s" * 16),
+        owner=CLIENT,
+        upstream=CLIENT,
+        route_version=0,
+        max_tokens=16,
+        max_rows=2,
+        max_chunk_tokens=8,
+        hidden_size=HIDDEN,
+    )
+    return replace(fresh, **changes)
+
+
+def tensor(*shape: int, dtype: str = "float32") -> WireTensor:
+    size = 8 if dtype == "int64" else 4
+    count = 1
+    for dim in shape:
+        count *= dim
+    return WireTensor(dtype, shape, b"\0" * (count * size))
+
+
+def step(step_no: int, position: int, new_tokens: int = 1, batch: int = 1, **fields: object) -> Step:
+    return Step(step_no=step_no, position=position, hidden=tensor(batch, new_tokens, HIDDEN), **fields)
+
+
+def after(*steps: Step, start: SessionState | None = None) -> SessionState:
+    current = start or state()
+    for one in steps:
+        current, action = on_step(current, one)
+        assert isinstance(action, Compute), action
+    return current
+
+
+def refused(current: SessionState, one: Step) -> Refuse:
+    unchanged, action = on_step(current, one)
+    assert unchanged == current
+    assert isinstance(action, Refuse), action
+    return action
+
+
+def test_the_next_step_is_computed_and_moves_position_and_count() -> None:
+    moved, action = on_step(state(), step(0, 0, new_tokens=4, batch=2))
+    assert isinstance(action, Compute)
+    assert (moved.position, moved.rows, moved.last_step_no, action.new_tokens) == (4, 2, 0, 4)
+
+
+def test_a_repeated_step_is_answered_and_changes_nothing() -> None:
+    current = after(step(0, 0, 5), step(1, 5))
+    assert on_step(current, step(1, 5)) == (current, AnswerFromJournal(1))
+
+
+def test_another_step_under_the_same_number_breaks_the_protocol() -> None:
+    current = after(step(0, 0, 5), step(1, 5))
+    assert isinstance(on_step(current, step(1, 3))[1], Break)
+
+
+def test_an_old_step_is_a_journal_gap_and_an_early_one_out_of_order() -> None:
+    current = after(step(0, 0, 5), step(1, 5))
+    assert isinstance(refused(current, step(0, 0, 5)).error, JournalGap)
+    early = refused(current, step(3, 6)).error
+    assert isinstance(early, OutOfOrder)
+    assert (early.value, early.bound) == ("3", "2")
+
+
+def test_data_of_an_older_route_is_ignored_and_of_a_newer_one_refused() -> None:
+    current = state(route_version=2)
+    assert on_step(current, step(0, 0, route_version=1)) == (current, Ignore())
+    assert isinstance(refused(current, step(0, 0, route_version=3)).error, OutOfOrder)
+
+
+def test_a_step_must_start_where_the_cache_ends() -> None:
+    current = after(step(0, 0, 5))
+    assert isinstance(refused(current, step(1, 4)).error, OutOfOrder)
+
+
+def test_a_trim_rides_on_a_step_and_cannot_lengthen() -> None:
+    current = after(step(0, 0, 5), step(1, 3, trim_to=3))
+    assert current.position == 4
+    assert isinstance(refused(current, step(2, 9, trim_to=9)).error, Unsupported)
+    assert isinstance(refused(replace(current, can_trim=False), step(2, 1, trim_to=1)).error, Unsupported)
+
+
+def test_the_session_never_grows_beyond_what_it_was_opened_for() -> None:
+    current = after(step(0, 0, 8), step(1, 8, 8))
+    error = refused(current, step(2, 16)).error
+    assert isinstance(error, Unsupported)
+    assert (error.value, error.bound) == ("17", "16")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        step(1, 5, batch=2),
+        step(1, 5, new_tokens=9),
+        step(1, 5, rows=[0, 0, 0]),
+        step(1, 5, rows=[1]),
+        step(1, 5, left_padding=[0, 0]),
+        step(1, 5, position_ids=tensor(1, 2, dtype="int64")),
+        step(1, 5, position_ids=tensor(1, 1)),
+        Step(step_no=1, position=5, hidden=tensor(1, 1, HIDDEN + 1)),
+        Step(step_no=1, position=5, hidden=tensor(1, HIDDEN)),
+        Step(step_no=1, position=5, hidden=tensor(1, 0, HIDDEN)),
+    ],
+    ids=["more rows", "too many tokens", "gather too long", "gather out of range", "padding", "ids shape", "ids dtype",
+         "hidden size", "rank", "empty"],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_and_changes_nothing(bad: Step) -> None:
+    assert isinstance(refused(after(step(0, 0, 5)), bad).error, Unsupported)
+
+
+def test_a_row_gather_may_multiply_and_drop_rows_within_the_lease() -> None:
+    current = after(step(0, 0, 5), step(1, 5))
+    wider = Step(step_no=2, position=6, rows=[0, 0], hidden=tensor(2, 1, HIDDEN))
+    current = after(wider, start=current)
+    assert current.rows == 2
+    narrower = Step(step_no=3, position=7, rows=[1], hidden=tensor(1, 1, HIDDEN))
+    assert after(narrower, start=current).rows == 1
+    too_wide = Step(step_no=3, position=7, rows=[0, 0, 0], hidden=tensor(3, 1, HIDDEN))
+    assert isinstance(refused(current, too_wide).error, Unsupported)
+
+
+def test_token_ids_are_asked_for_only_where_the_family_needs_them() -> None:
+    current = state(needs_token_ids=True)
+    assert isinstance(refused(current, step(0, 0)).error, Unsupported)
+    after(step(0, 0, token_ids=tensor(1, 1, dtype="int64")), start=current)
