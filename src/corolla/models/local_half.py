@@ -1,0 +1,269 @@
+"""The client's half of a model: the family's own model, in which the swarm stands in the place of the blocks.
+
+One ordinary forward does all: embeddings as the family makes them, at block 0 the mixin's `run_blocks`, past the
+others, then the family's norm and head. So `generate`, `logits_to_keep`, processors and streamers are transformers'
+own, and only embeddings, norm and head are loaded.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from corolla.errors import BadInput
+from corolla.models.cache import GhostedCache
+from corolla.models.checkpoint import Checkpoint
+from corolla.models.loading import causal_class, inspect_family, load_pruned, outline_of, pruned_class, read_config
+from corolla.models.skeleton import PassThrough, SkeletonBlocks, find_blocks, hidden_argument, prune, text_config
+from corolla.models.span import Structure
+
+
+class LocalCache(GhostedCache):
+    """The client's cache: holds no tensors, answers for lengths, and passes on what `generate` does to a cache.
+
+    The mixin subclasses it: `trim` and `gather` are the only two changes that transformers asks for.
+    """
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(text_config(config), range(0))
+        self.rows = 0
+        """Sequences held; 0 before the first step."""
+
+    def advance(self, num_tokens: int) -> None:
+        """Count positions that the swarm has taken in."""
+        self.position.num_tokens += num_tokens
+
+    def trim(self, num_tokens: int) -> None:
+        """Keep the first `num_tokens` positions of every row."""
+        self.position.num_tokens = num_tokens
+
+    def gather(self, rows: Sequence[int]) -> None:
+        """Make row `i` what row `rows[i]` was."""
+        self.rows = len(rows)
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        return True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        # Until transformers 5.2x a positive number was the length to keep; now it is minus the number to drop.
+        kept = tokens_to_remove if tokens_to_remove > 0 else self.num_tokens + tokens_to_remove
+        if kept < self.num_tokens:
+            self.trim(max(kept, 0))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.gather(_as_list(beam_idx))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.gather([row for row in range(self.rows) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.gather(_as_list(indices))
+
+    def reset(self) -> None:
+        self.trim(0)
+
+
+def _as_list(rows: Tensor) -> list[int]:
+    return cast("list[int]", rows.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksCall:
+    """What the blocks are asked for in one forward of the local half."""
+
+    hidden: Tensor
+    """What arrives at block 0; [batch, new_tokens, hidden_size] for most families."""
+    cache: LocalCache
+    """What came before. Advanced by the local half when `run_blocks` returns."""
+    position_ids: Tensor | None
+    """int64 [batch, new_tokens]; None: counted on from `cache.num_tokens`."""
+    left_padding: list[int] | None
+    """Padding positions at the left of each row; None: no row has any."""
+    token_ids: Tensor | None
+    """int64 [batch, new_tokens], only when the family's blocks need them: they say what the user wrote."""
+    last_only: bool
+    """Only the last position's hidden state is used: `run_blocks` may return no others."""
+    keeps_cache: bool
+    """False: nobody will go on from `cache` after this call."""
+
+
+class LocalHalf:
+    """Base of the mixin given to `load_local_half`, which overrides `run_blocks` and, as a rule, `new_local_cache`.
+
+    Its methods come before the family's own. Its `__init__` is not run.
+    """
+
+    structure: ClassVar[Structure]
+
+    def run_blocks(self, call: BlocksCall) -> Tensor:
+        """The hidden state after the last block, for every position of `call` or for the last one."""
+        raise NotImplementedError
+
+    def new_local_cache(self) -> LocalCache:
+        """An empty cache, when the caller brought none."""
+        return LocalCache(cast("PreTrainedModel", self).config)
+
+    def _prepare_cache_for_generation(
+        self, _generation_config: object, model_kwargs: dict[str, object], *_args: object, **_kwargs: object
+    ) -> None:
+        """Where `generate` makes its cache: ours, unless the caller brought one."""
+        if model_kwargs.get(self.structure.cache_argument) is None:
+            model_kwargs[self.structure.cache_argument] = self.new_local_cache()
+
+
+Half = TypeVar("Half", bound=LocalHalf)
+
+
+def load_local_half(
+    checkpoint: Checkpoint, mixin: type[Half], *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Half:
+    """The family's model with `mixin` before it, its blocks being `mixin.run_blocks`; also a `PreTrainedModel`.
+
+    `dtype` None keeps the checkpoint's own. Raises BadInput when the family cannot be cut.
+    """
+    config = read_config(checkpoint)
+    family = causal_class(checkpoint, config)
+    outline = outline_of(family, config)
+    structure = inspect_family(outline)
+    prune(outline, 0, 0, keep_ends=True)
+    kind = pruned_class(family, (mixin,), 0, 0, keep_ends=True)
+    kind.structure = structure
+    kind.forward = _forward_through_swarm(family, structure)
+    model = load_pruned(checkpoint, kind, outline, dtype=dtype, device=device)
+    _put_swarm_in_place(model)
+    if (checkpoint.directory / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(checkpoint.directory)
+    model.name_or_path = str(checkpoint.directory)
+    return cast("Half", model)
+
+
+def _put_swarm_in_place(model: PreTrainedModel) -> None:
+    place = find_blocks(model)
+    blocks = list(place.blocks)
+    blocks[0] = SwarmBlock.in_place_of(cast("PassThrough", blocks[0]))
+    place.replace(SkeletonBlocks(blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One forward under way: what is known of it before the embeddings have run."""
+
+    half: LocalHalf
+    cache: LocalCache
+    attention_mask: Tensor | None
+    position_ids: Tensor | None
+    token_ids: Tensor | None
+    last_only: bool
+    keeps_cache: bool
+
+    def run(self, hidden: Tensor) -> Tensor:
+        structure = self.half.structure
+        num_rows, num_new = hidden.shape[structure.batch_axis], hidden.shape[structure.token_axis]
+        if self.cache.rows not in (0, num_rows):
+            raise BadInput(f"the cache holds {self.cache.rows} sequences, this input has {num_rows}")
+        self.cache.rows = num_rows
+        output = self.half.run_blocks(
+            BlocksCall(
+                hidden=hidden,
+                cache=self.cache,
+                position_ids=_own_positions(self.position_ids, num_rows, self.cache.num_tokens, num_new),
+                left_padding=_left_padding(self.attention_mask, num_rows, self.cache.num_tokens + num_new),
+                token_ids=self.token_ids,
+                last_only=self.last_only,
+                keeps_cache=self.keeps_cache,
+            )
+        )
+        self.cache.advance(num_new)
+        # Some families' forwards insist on the length they began with; the head uses the last position only.
+        return output.expand(hidden.shape) if self.last_only else output
+
+
+_request: ContextVar[_Request | None] = ContextVar("request", default=None)
+"""The forward under way in this thread: block 0 is called by the family, which does not pass our things on."""
+
+
+class SwarmBlock(PassThrough):
+    """Stands for block 0: everything between the embeddings and the norm happens in here."""
+
+    @classmethod
+    def in_place_of(cls, block: PassThrough) -> "SwarmBlock":
+        return cls(block.donor, block.num_outputs)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        request = _request.get()
+        if request is None:
+            raise BadInput("this model's blocks are elsewhere: call the model itself, not a part of it")
+        return super().__call__(request.run(cast("Tensor", args[0] if args else hidden_argument(kwargs))))
+
+
+def _forward_through_swarm(family: type[PreTrainedModel], structure: Structure) -> Callable[..., object]:
+    """The family's forward, with what the swarm must be told taken from its arguments. Keeps its signature."""
+    family_forward = family.forward
+    names = [name for name in inspect.signature(family_forward).parameters if name != "self"]
+
+    @functools.wraps(family_forward)
+    def forward(self: LocalHalf, *args: object, **kwargs: object) -> object:
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        request = _open_request(self, structure, arguments)
+        token = _request.set(request)
+        try:
+            output = family_forward(self, **{**arguments, structure.cache_argument: request.cache})
+        finally:
+            _request.reset(token)
+        if not request.keeps_cache and hasattr(output, structure.cache_argument):
+            setattr(output, structure.cache_argument, None)  # else `generate(use_cache=False)` would go on from it
+        return output
+
+    return forward
+
+
+def _open_request(half: LocalHalf, structure: Structure, arguments: dict[str, object]) -> _Request:
+    cache = arguments.get(structure.cache_argument)
+    if cache is not None and not isinstance(cache, LocalCache):
+        raise BadInput(f"{type(cache).__name__} cannot hold what servers keep; leave {structure.cache_argument} out")
+    return _Request(
+        half=half,
+        cache=half.new_local_cache() if cache is None else cache,
+        attention_mask=cast("Tensor | None", arguments.get("attention_mask")),
+        position_ids=cast("Tensor | None", arguments.get("position_ids")),
+        token_ids=cast("Tensor | None", arguments.get("input_ids")) if structure.needs_token_ids else None,
+        last_only=arguments.get("logits_to_keep") == 1 and arguments.get("labels") is None,
+        keeps_cache=cache is not None or arguments.get("use_cache") is not False,
+    )
+
+
+def _own_positions(position_ids: Tensor | None, num_rows: int, position: int, num_new: int) -> Tensor | None:
+    """The position ids, [num_rows, num_new]; None when they only count on from `position`, as most do."""
+    if position_ids is None:
+        return None
+    counted = torch.arange(position, position + num_new, device=position_ids.device)
+    return None if bool((position_ids == counted).all()) else position_ids.expand(num_rows, num_new)
+
+
+def _left_padding(attention_mask: Tensor | None, num_rows: int, num_tokens: int) -> list[int] | None:
+    """How many zeros each row of the mask begins with; None when there are none at all."""
+    if attention_mask is None:
+        return None
+    if attention_mask.shape != (num_rows, num_tokens):
+        raise BadInput(
+            f"attention_mask is {list(attention_mask.shape)}; it must cover {num_rows} rows and {num_tokens} positions, "
+            "cached ones included"
+        )
+    mask = attention_mask.bool()
+    if bool(mask.all()):
+        return None
+    padding = (mask.cumsum(-1) == 0).sum(-1)
+    if bool((padding + mask.sum(-1) != num_tokens).any()):
+        raise BadInput("attention_mask has zeros after ones; padding must stand at the left of each row")
+    return _as_list(padding)

@@ -1,0 +1,124 @@
+"""The server's half of a model: consecutive blocks, run as the family runs them.
+
+`Span.forward` is one step of one session: hidden states in, hidden states after the last hosted block out, the cache
+advanced. It runs on one device thread; two forwards of one span at once are not allowed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from corolla.models.cache import SpanCache
+from corolla.models.capabilities import Axis, Capabilities
+from corolla.models.skeleton import Entry, Exit, SkeletonBlocks, SpanDone, find_blocks, text_config
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a family's forward takes and what flows between its blocks (`loading.inspect_family`)."""
+
+    family: str
+    needs_token_ids: bool
+    takes_position_ids: bool
+    cache_argument: str
+    embedding_size: int
+    stream_shape: tuple[Axis | int, ...]
+
+    @property
+    def batch_axis(self) -> int:
+        return self.stream_shape.index("batch")
+
+    @property
+    def token_axis(self) -> int:
+        return self.stream_shape.index("tokens")
+
+
+class Span:
+    """Blocks `[start, end)` with their weights, on one device."""
+
+    capabilities: Capabilities
+    """Filled by `loading.load_span` before anybody sees the span."""
+
+    def __init__(self, model: PreTrainedModel, start: int, end: int, structure: Structure) -> None:
+        self.start = start
+        self.end = end
+        self.structure = structure
+        place = find_blocks(model)
+        blocks = list(place.blocks)
+        self.blocks = blocks[start:end]
+        parameter = next(self.blocks[0].parameters())
+        self.device = parameter.device
+        self.dtype: torch.dtype = model.dtype
+        self._config = text_config(model.config)
+        self._owner = place.owner
+        blocks[end - 1] = Exit(blocks[end - 1])
+        self._entry = blocks[start] = Entry(blocks[start])
+        place.replace(SkeletonBlocks(blocks))
+        # Only its shape, dtype and device matter: the entry puts the hidden state in its place.
+        self._placeholder = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.end - self.start
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers per position and stream that travel between blocks."""
+        return int(self.structure.stream_shape[-1])
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the hosted blocks' weights take."""
+        return sum(parameter.nbytes for block in self.blocks for parameter in block.parameters())
+
+    def new_cache(self, rows: int) -> SpanCache:
+        """An empty cache for `rows` sequences."""
+        return SpanCache(self._config, self.start, self.end, rows)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        hidden: Tensor,
+        cache: SpanCache,
+        *,
+        position_ids: Tensor | None = None,
+        left_padding: Sequence[int] | None = None,
+        token_ids: Tensor | None = None,
+    ) -> Tensor:
+        """The hidden state after the last block, shaped as `hidden` (`structure.stream_shape`), one step further.
+
+        `position_ids` int64 [rows, new_tokens], None: counted on from the cache. `left_padding`: positions at the left
+        of each row that nobody may attend to. The cache is unusable after an exception.
+        """
+        num_rows, num_new = hidden.shape[self.structure.batch_axis], hidden.shape[self.structure.token_axis]
+        assert num_rows == cache.rows, "the session checks rows before"
+        arguments: dict[str, object] = {"use_cache": True, self.structure.cache_argument: cache}
+        if self.structure.needs_token_ids:
+            arguments["input_ids"] = token_ids
+        else:
+            arguments["inputs_embeds"] = self._placeholder.expand(num_rows, num_new, self.structure.embedding_size)
+        if position_ids is not None and self.structure.takes_position_ids:
+            arguments["position_ids"] = position_ids.to(self.device)
+        if left_padding is not None and any(left_padding):
+            arguments["attention_mask"] = self._attention_mask(left_padding, cache.num_tokens + num_new)
+        output = self._run(hidden.to(device=self.device, dtype=self.dtype), arguments)
+        cache.advance(num_new)
+        return output
+
+    def _run(self, hidden: Tensor, arguments: dict[str, object]) -> Tensor:
+        self._entry.incoming = hidden
+        try:
+            self._owner(**arguments)
+        except SpanDone as done:
+            return done.hidden
+        finally:
+            self._entry.incoming = None
+        raise AssertionError("the family's forward did not reach the span's last block")
+
+    def _attention_mask(self, left_padding: Sequence[int], num_tokens: int) -> Tensor:
+        """int64 [rows, num_tokens]: 0 at the left padding, 1 elsewhere, as the family's forward takes it."""
+        first = torch.tensor(list(left_padding), device=self.device)
+        return (torch.arange(num_tokens, device=self.device) >= first[:, None]).to(torch.int64)

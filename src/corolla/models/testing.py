@@ -1,0 +1,127 @@
+"""Small random checkpoints, for tests and benchmarks: no download, the same numbers every time.
+
+`write_tiny` writes six blocks of any of `TINY_FAMILIES`; `write_model_s` the model "S" of the baselines in
+`docs/performance.md`. Neither has a tokenizer.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+TINY_BLOCKS: Final = 6
+TINY_VOCABULARY: Final = 128
+TINY_WINDOW: Final = 5
+"""Sliding window of the families that have one: short, so that tests exceed it."""
+
+_COMMON: Final[Mapping[str, object]] = {
+    "hidden_size": 64,
+    "num_hidden_layers": TINY_BLOCKS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": TINY_VOCABULARY,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS: Final[Mapping[str, object]] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+TINY_FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
+    "llama": _COMMON,
+    "qwen3": _COMMON,
+    "mixtral": {**_COMMON, **_EXPERTS, "sliding_window": None},
+    "gemma3_text": {
+        **_COMMON,
+        "sliding_window": TINY_WINDOW,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    },
+    "gpt2": {
+        "n_embd": 64,
+        "n_layer": TINY_BLOCKS,
+        "n_head": 4,
+        "n_positions": 256,
+        "vocab_size": TINY_VOCABULARY,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "bloom": {"hidden_size": 64, "n_layer": TINY_BLOCKS, "n_head": 4, "vocab_size": TINY_VOCABULARY},
+    "falcon": {
+        "hidden_size": 64,
+        "num_hidden_layers": TINY_BLOCKS,
+        "num_attention_heads": 4,
+        "num_kv_heads": 2,
+        "new_decoder_architecture": True,
+        "alibi": False,
+        "vocab_size": TINY_VOCABULARY,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "deepseek_v3": {
+        **{name: value for name, value in _COMMON.items() if name != "head_dim"},
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+    "gpt_oss": {
+        **_COMMON,
+        **_EXPERTS,
+        "sliding_window": TINY_WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+}
+
+_MODEL_S: Final[Mapping[str, object]] = {
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 1376,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+
+def write_tiny(
+    directory: Path, family: str, *, seed: int = 0, max_shard_size: str = "200KB", **changes: object
+) -> Path:
+    """Write a random fp32 checkpoint of a `TINY_FAMILIES` family, config changed by `changes`; its directory."""
+    return _write(directory, family, {**TINY_FAMILIES[family], **changes}, seed, max_shard_size)
+
+
+def write_model_s(directory: Path, *, seed: int = 0) -> Path:
+    """Write the model S: llama, hidden 512, 8 blocks, fp32, 56 M parameters, 224 MB; its directory."""
+    return _write(directory, "llama", _MODEL_S, seed, "1GB")
+
+
+def _write(directory: Path, family: str, settings: Mapping[str, object], seed: int, max_shard_size: str) -> Path:
+    config = cast("type[PretrainedConfig]", CONFIG_MAPPING[family])(**settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+        _perturb(model)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    return directory
+
+
+@torch.no_grad()
+def _perturb(model: PreTrainedModel) -> None:
+    """Norms begin as ones and biases as zeros: a test that mixes them up must fail."""
+    for parameter in model.parameters():
+        if parameter.dtype.is_floating_point:
+            parameter.add_(torch.randn(parameter.shape) * 0.02)
