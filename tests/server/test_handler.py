@@ -30,7 +30,9 @@ LIMITS = HopLimits(dial_timeout_s=5, open_timeout_s=20, step_timeout_s=60)
 class Lab:
     """One server and one client that knows it."""
 
-    def __init__(self, network: MemoryNetwork, server: MemoryTransport, client: MemoryTransport, handler: Handler) -> None:
+    def __init__(
+        self, network: MemoryNetwork, server: MemoryTransport, client: MemoryTransport, handler: Handler
+    ) -> None:
         self.network, self.server, self.client, self.handler = network, server, client, handler
 
     @asynccontextmanager

@@ -7,25 +7,19 @@ the time until `ready`. Nothing is announced before the span has passed its self
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from corolla import __version__
 from corolla.errors import BadInput, SwarmError
-from corolla.ids import Fingerprint, PeerId
+from corolla.ids import PeerId
 from corolla.models.checkpoint import Checkpoint, open_checkpoint
 from corolla.models.fingerprint import fingerprint
 from corolla.net.libp2p import NetworkConfig, open_transport
 from corolla.net.streams import Transport
-from corolla.server.announcer import Announcer
 from corolla.server.config import ServerConfig
-from corolla.server.executor import DeviceThread, Executor
-from corolla.server.handler import Handler
-from corolla.server.kv import CachePool
-from corolla.server.runner import SpanRunner
-from corolla.swarm.announcement import Announcement, clean_name
+from corolla.server.executor import DeviceThread
+from corolla.server.serving import ServedSpan, serve_span
 
 if TYPE_CHECKING:
     from corolla.models.span import Span
@@ -43,17 +37,6 @@ class Ready:
     start: int
     end: int
     addresses: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ServedSpan:
-    """What an announcement says of the blocks, beside what changes from minute to minute."""
-
-    model_name: str
-    fingerprint: Fingerprint
-    num_blocks: int
-    decode_tokens_per_s: float
-    prefill_tokens_per_s: float
 
 
 async def run_server(
@@ -84,56 +67,6 @@ async def run_server(
                 await _until(stop, transport)
     finally:
         loading.cancel()
-
-
-@asynccontextmanager
-async def serve_span(
-    transport: Transport, runner: SpanRunner, executor: Executor, config: ServerConfig, served: ServedSpan
-) -> AsyncIterator[Handler]:
-    """Answer requests on an open transport, announced, for as long as the block lasts."""
-    pool = CachePool(config.cache_tokens)
-    handler = Handler(
-        transport, runner, executor, pool,
-        fingerprint=served.fingerprint, limits=config.limits, liveness=config.liveness,
-    )  # fmt: skip
-    announcer = Announcer(
-        transport,
-        lambda: _announcement(transport, handler, config, served),
-        period_s=config.announce_period_s,
-        lifetime_s=config.record_lifetime_s,
-    )
-    await handler.start()
-    if not await announcer.announce():
-        log.warning("the announcement is not kept by any other peer yet")
-    keeper = asyncio.create_task(announcer.keep_announced())
-    try:
-        yield handler
-    finally:
-        keeper.cancel()
-        handler.is_leaving = True
-        await announcer.withdraw()
-        await handler.close()
-        await executor.close()
-
-
-def _announcement(transport: Transport, handler: Handler, config: ServerConfig, served: ServedSpan) -> Announcement:
-    facts = handler.runner.facts
-    return Announcement(
-        state="draining" if handler.is_leaving else "online",
-        start=facts.start,
-        end=facts.end,
-        num_blocks=served.num_blocks,
-        fingerprint=served.fingerprint,
-        model_name=clean_name(served.model_name),
-        dtype=facts.dtype,
-        decode_tokens_per_s=served.decode_tokens_per_s,
-        prefill_tokens_per_s=served.prefill_tokens_per_s,
-        free_cache_tokens=handler.pool.free_tokens,
-        queue_s=handler.queue_s,
-        max_session_tokens=config.limits.max_session_tokens,
-        version=__version__,
-        name=clean_name(config.name),
-    )
 
 
 async def _until(stop: asyncio.Event, transport: Transport) -> None:

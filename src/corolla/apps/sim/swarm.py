@@ -1,0 +1,73 @@
+"""Servers and clients of the real code on the in-memory network, with toy spans in place of tensors.
+
+    async with MemorySwarm(num_blocks=8) as swarm:
+        await swarm.serve("a", "0:4")
+        await swarm.serve("b", "4:8")
+        client = await swarm.client("c")
+        async with client.open_session(swarm.model, max_tokens=64) as session: ...
+
+For `corolla.net.memory.loop.run_virtual`: minutes of swarm life pass in milliseconds.
+"""
+
+import random
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+
+from corolla.apps.sim.toy import ToySpan
+from corolla.client.config import ClientConfig
+from corolla.client.router import ServedModel
+from corolla.client.swarm import Swarm
+from corolla.ids import Fingerprint
+from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.server.config import ServerConfig, SessionLimits
+from corolla.server.executor import InlineExecutor
+from corolla.server.handler import Handler
+from corolla.server.serving import ServedSpan, serve_span
+
+
+class MemorySwarm:
+    """One bootstrap peer, and whoever is asked to join. Everything ends with the block."""
+
+    def __init__(self, *, num_blocks: int, seed: int = 0) -> None:
+        self.rng = random.Random(seed)  # noqa: S311 - reproducible on purpose
+        self.network = MemoryNetwork(self.rng)
+        self.model = ServedModel("toy", Fingerprint(f"{num_blocks:032x}"), num_blocks)
+        self.handlers: dict[str, Handler] = {}
+        self._stack = AsyncExitStack()
+        self._bootstrap = self.network.transport("bootstrap")
+
+    async def __aenter__(self) -> "MemorySwarm":
+        await self._stack.enter_async_context(self._bootstrap)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def serve(
+        self, name: str, span: str, *, limits: SessionLimits | None = None, cache_tokens: int = 4096,
+        model: ServedModel | None = None,
+    ) -> Handler:  # fmt: skip
+        """A server of blocks `A:B`, announced when this returns."""
+        start, end = (int(edge) for edge in span.split(":"))
+        transport = await self._join(name)
+        config = ServerConfig(model=Path(name), name=name, cache_tokens=cache_tokens, limits=limits or SessionLimits())
+        model = model or self.model
+        served = ServedSpan(model.name, model.fingerprint, model.num_blocks, 1000.0, 1000.0)
+        handler = await self._stack.enter_async_context(
+            serve_span(transport, ToySpan(start, end), InlineExecutor(), config, served)
+        )
+        self.handlers[name] = handler
+        return handler
+
+    async def client(self, name: str, config: ClientConfig | None = None) -> Swarm:
+        swarm = Swarm(await self._join(name), config or ClientConfig(), rng=self.rng)
+        self._stack.push_async_callback(swarm.close)
+        return swarm
+
+    async def _join(self, name: str) -> MemoryTransport:
+        transport = await self._stack.enter_async_context(self.network.transport(name))
+        await transport.join(self._bootstrap.addresses, timeout_s=5)
+        return transport

@@ -1,0 +1,191 @@
+"""Sessions over several servers of an in-memory swarm: the chain computes what one machine would."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corolla.apps.sim.swarm import MemorySwarm
+from corolla.apps.sim.toy import hidden_of, numbers_of, whole_model
+from corolla.client.router import ServedModel
+from corolla.client.session import Session
+from corolla.errors import BadInput, CacheFull, HopFailed, MissingBlocks, Unsupported
+from corolla.ids import Fingerprint
+from corolla.net.memory.loop import run_virtual
+from corolla.server.config import SessionLimits
+
+
+def swarm_story(num_blocks: int = 8) -> Callable[[Callable[[MemorySwarm], Awaitable[None]]], None]:
+    def run(story: Callable[[MemorySwarm], Awaitable[None]]) -> None:
+        async def told() -> None:
+            async with MemorySwarm(num_blocks=num_blocks) as swarm:
+                await story(swarm)
+
+        run_virtual(told())
+
+    return run
+
+
+async def feed(session: Session, numbers: list[int]) -> list[int]:
+    output = await session.step(hidden_of([numbers]), num_tokens=len(numbers), want="all")
+    assert output is not None
+    return numbers_of(output)
+
+
+@pytest.mark.parametrize("cuts", [["0:8"], ["0:4", "4:8"], ["0:2", "2:4", "4:6", "6:8"]])
+def test_any_chain_computes_what_the_whole_model_does(cuts: list[str]) -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        for number, cut in enumerate(cuts):
+            await swarm.serve(f"server {number}", cut)
+        client = await swarm.client("client")
+        async with client.open_session(swarm.model, max_tokens=32) as session:
+            assert [f"{hop.start}:{hop.end}" for hop in session.route] == cuts
+            got = await feed(session, [3, 1, 4]) + await feed(session, [1]) + await feed(session, [5])
+            assert got == whole_model(8, [3, 1, 4, 1, 5])
+            assert session.position == 5
+            assert len(session.timings) == len(cuts)
+        await asyncio.sleep(1)
+        assert all(not handler.sessions for handler in swarm.handlers.values())
+
+    swarm_story()(story)
+
+
+def test_overlapping_spans_are_used_as_the_route_says() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        await swarm.serve("front", "0:5")
+        await swarm.serve("back", "3:8")
+        client = await swarm.client("client")
+        async with client.open_session(swarm.model, max_tokens=8) as session:
+            assert [(hop.start, hop.end) for hop in session.route] == [(0, 5), (5, 8)]
+            assert await feed(session, [7, 8]) == whole_model(8, [7, 8])
+
+    swarm_story()(story)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_trims_and_row_gathers_in_any_order_equal_a_history_written_by_hand(data: st.DataObject) -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        await swarm.serve("a", "0:3")
+        await swarm.serve("b", "3:8")
+        client = await swarm.client("client")
+        async with client.open_session(swarm.model, max_tokens=64, max_rows=3) as session:
+            rows = [[data.draw(st.integers(0, 9))] for _ in range(data.draw(st.integers(1, 3)))]
+            output = await session.step(hidden_of(rows), num_tokens=1, want="all")
+            for _ in range(data.draw(st.integers(1, 5))):
+                if data.draw(st.booleans()):
+                    keep = data.draw(st.integers(1, len(rows[0])))
+                    session.trim(keep)
+                    rows = [row[:keep] for row in rows]
+                if data.draw(st.booleans()):
+                    order = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=3))
+                    session.gather(order)
+                    rows = [list(rows[index]) for index in order]
+                new = [data.draw(st.lists(st.integers(0, 9), min_size=2, max_size=2)) for _ in rows]
+                rows = [row + more for row, more in zip(rows, new, strict=True)]
+                output = await session.step(hidden_of(new), num_tokens=2, want="all")
+                expected = [number for row in rows for number in whole_model(8, row)[-2:]]
+                assert output is not None
+                assert numbers_of(output) == expected
+            assert session.position == len(rows[0])
+
+    swarm_story()(story)
+
+
+def test_missing_blocks_are_named_before_anything_is_sent() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        handler = await swarm.serve("a", "0:4")
+        client = await swarm.client("client")
+        with pytest.raises(MissingBlocks) as missing:
+            await client.start_session(swarm.model, max_tokens=8)
+        assert missing.value.blocks == [4, 5, 6, 7]
+        assert handler.counters.sessions_opened == 0
+
+    swarm_story()(story)
+
+
+def test_a_served_model_of_the_same_name_with_other_weights_is_refused_with_both_fingerprints() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        await swarm.serve("a", "0:8")
+        client = await swarm.client("client")
+        mine = ServedModel("toy", Fingerprint("a" * 32), 8)
+        with pytest.raises(Unsupported) as refused:
+            await client.start_session(mine, max_tokens=8)
+        assert mine.fingerprint in str(refused.value)
+        assert swarm.model.fingerprint in str(refused.value)
+
+    swarm_story()(story)
+
+
+def test_a_full_server_is_left_out_for_one_with_room() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        full = await swarm.serve("full", "0:8", cache_tokens=64, limits=SessionLimits(cache_wait_s=0.1))
+        client = await swarm.client("client")
+        first = await client.start_session(swarm.model, max_tokens=64)
+        with pytest.raises(CacheFull):
+            await client.start_session(swarm.model, max_tokens=64)
+        await swarm.serve("roomy", "0:8")
+        await client.router(swarm.model).refresh()
+        async with client.open_session(swarm.model, max_tokens=64) as session:
+            assert [hop.peer_id for hop in session.route] == [swarm.handlers["roomy"].transport.peer]
+            assert await feed(session, [1]) == whole_model(8, [1])
+        first.close()
+        await asyncio.sleep(1)
+        assert full.pool.free_pages == full.pool.total_pages
+
+    swarm_story()(story)
+
+
+def test_a_lost_server_fails_the_step_with_its_name_and_a_new_session_goes_round_it() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        await swarm.serve("a", "0:8")
+        client = await swarm.client("client")
+        session = await client.start_session(swarm.model, max_tokens=8)
+        await feed(session, [1, 2])
+        lost = swarm.handlers["a"].transport.peer
+        swarm.network.kill(lost)
+        with pytest.raises(HopFailed) as failed:
+            await feed(session, [3])
+        assert failed.value.peer == lost
+        assert session.position == 2
+        await swarm.serve("b", "0:8")
+        await client.router(swarm.model).refresh()
+        async with client.open_session(swarm.model, max_tokens=8) as again:
+            assert await feed(again, [1, 2, 3]) == whole_model(8, [1, 2, 3])
+
+    swarm_story()(story)
+
+
+def test_too_long_is_said_before_sending_with_the_two_numbers() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        handler = await swarm.serve("a", "0:8")
+        client = await swarm.client("client")
+        async with client.open_session(swarm.model, max_tokens=4) as session:
+            await feed(session, [1, 2, 3])
+            steps = handler.counters.steps
+            with pytest.raises(BadInput, match=r"opened for 4 tokens; 3 are held, 2 more"):
+                await feed(session, [4, 5])
+            assert handler.counters.steps == steps
+            assert await feed(session, [4]) == whole_model(8, [1, 2, 3, 4])[3:]
+
+    swarm_story()(story)
+
+
+def test_twenty_sessions_of_one_client_share_one_control_stream_and_do_not_mix() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        await swarm.serve("a", "0:4")
+        await swarm.serve("b", "4:8")
+        client = await swarm.client("client")
+
+        async def one(seed: int) -> None:
+            async with client.open_session(swarm.model, max_tokens=16) as session:
+                inputs = [seed * 10 + number for number in range(6)]
+                got = [number for value in inputs for number in await feed(session, [value])]
+                assert got == whole_model(8, inputs)
+
+        await asyncio.gather(*(one(seed) for seed in range(20)))
+        assert all(len(handler._controls) == 1 for handler in swarm.handlers.values())
+
+    swarm_story()(story)
