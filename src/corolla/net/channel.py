@@ -142,7 +142,9 @@ class Channel:
 
     def _end(self, error: SwarmError | None) -> None:
         if not self._has_ended:
-            self._has_ended, self._is_open, self._error = True, False, error
+            # Whoever keeps the error shall not keep the bytes that its traceback's frames hold.
+            self._error = error.with_traceback(None) if error else None
+            self._has_ended, self._is_open = True, False
             self._stream.close()
 
     def _on_stream_closed(self, reason: str) -> None:

@@ -37,31 +37,44 @@ class MessageDecoder:
     """Decodes the messages of one stream; not to be shared between threads."""
 
     def __init__(self) -> None:
-        self._decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage, dec_hook=self._cut)
-        self._rest = _NOTHING
+        self._body = _Body()
+        self._decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(
+            AnyMessage, dec_hook=self._body.cut
+        )
 
     def decode(self, header: Buffer, body: Buffer) -> AnyMessage:
         """The message, its tensors being views of `body`. Raises RemoteProtocolError."""
-        self._rest = memoryview(body)
+        self._body.rest = memoryview(body)
         try:
             message = self._decoder.decode(header)
-            if self._rest:
-                raise RemoteProtocolError(
-                    f"the body has {len(body)} bytes, {len(self._rest)} more than the tensors of its message take"
-                )
+            self._body.check_used_up()
+            return message
         except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
-            raise RemoteProtocolError(f"malformed message header: {_printable(str(error))}") from error
+            fault = _printable(str(error))
         finally:
-            self._rest = _NOTHING
-        return message
+            self._body.rest = _NOTHING
+        # Raised out here, so that no error that somebody keeps keeps the body alive through its context.
+        raise RemoteProtocolError(f"malformed message: {fault}")
 
-    def _cut(self, kind: type, description: object) -> WireTensor:
+
+class _Body:
+    """The bytes of the message being decoded that no tensor has taken yet."""
+
+    def __init__(self) -> None:
+        self.rest = _NOTHING
+
+    def cut(self, kind: type, description: object) -> WireTensor:
+        """The tensor that the header describes, off the front of the rest."""
         dtype, shape, num_bytes = _checked(description)
-        if num_bytes > len(self._rest):
-            raise ValueError(f"{dtype} {list(shape)} takes {num_bytes} bytes, {len(self._rest)} of the body are left")
-        tensor = WireTensor(dtype, shape, self._rest[:num_bytes])
-        self._rest = self._rest[num_bytes:]
+        if num_bytes > len(self.rest):
+            raise ValueError(f"{dtype} {list(shape)} takes {num_bytes} bytes, {len(self.rest)} of the body are left")
+        tensor = WireTensor(dtype, shape, self.rest[:num_bytes])
+        self.rest = self.rest[num_bytes:]
         return tensor
+
+    def check_used_up(self) -> None:
+        if self.rest:
+            raise ValueError(f"the body has {len(self.rest)} bytes more than the tensors of its message take")
 
 
 def _checked(description: object) -> tuple[DType, tuple[int, ...], int]:

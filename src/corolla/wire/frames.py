@@ -176,7 +176,9 @@ class MessageReader:
                 bound=str(PROTOCOL_VERSION),
             )
         if _LENGTH.size + length > self._max_frame:
-            raise RemoteProtocolError(f"a frame of {_LENGTH.size + length} bytes, {self._max_frame} are allowed")
+            raise RemoteProtocolError(
+                f"a frame of {_LENGTH.size + length} bytes, at most {self._max_frame} are allowed"
+            )
         if kind == _START and not self._header:
             self._head_wanted = _START_HEAD.size
         elif kind == _MORE and self._header:
