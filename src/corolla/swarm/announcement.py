@@ -1,0 +1,172 @@
+"""What a server publishes about itself, and the index of models; read with suspicion.
+
+An announcement is the value of a signed record under `announcement_key(fingerprint)`: who publishes it is certain,
+whether it makes sense is checked here. What does not is `AnnouncementRejected`, and never reaches the route graph,
+a terminal or a log. On the wire both are msgpack arrays: short, and extended only by fields at the end.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from corolla.errors import BadInput, LocalProtocolError, RemoteProtocolError
+from corolla.ids import Fingerprint
+from corolla.wire.messages import Digest, PeerName, Seconds, Tokens
+
+MODELS_KEY: Final = "corolla/1/models"
+MAX_VALUE_BYTES: Final = 896
+"""A record has 1024 bytes; its head, key and signature take up to 116 of them."""
+MAX_NAME_CHARS: Final = 64
+MAX_BLOCKS: Final = 10_000
+MAX_NEXT_RTTS: Final = 8
+MAX_ADDRESSES: Final = 4
+MAX_ADAPTERS: Final = 8
+
+State = Literal["joining", "online", "draining"]
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+ShortWord = Annotated[str, Meta(min_length=1, max_length=16)]
+Block = Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]
+Speed = Annotated[float, Meta(ge=0, le=1e12)]
+WallTime = Annotated[float, Meta(ge=0, le=1e11)]
+Address = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class AnnouncementRejected(RemoteProtocolError):
+    """A peer announced nonsense. The reason is one of few, in our own words: safe to log and to count by."""
+
+
+class Announcement(Struct, frozen=True, kw_only=True, array_like=True):
+    """One server: what it hosts, how fast it is, and how much room it has."""
+
+    state: State
+    start: Block
+    end: Block
+    num_blocks: Block
+    """Of the whole model."""
+    fingerprint: Digest
+    model_name: Name
+    dtype: ShortWord
+    quantization: ShortWord | None = None
+    decode_tokens_per_s: Speed = 0.0
+    """One sequence, one token at a time, through all hosted blocks; 0: not measured yet."""
+    prefill_tokens_per_s: Speed = 0.0
+    free_cache_tokens: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    queue_s: Seconds = 0.0
+    """How long a step that arrives now waits before it runs."""
+    max_session_tokens: Tokens = 0
+    """Longest session the server takes; 0: it does not say."""
+    adapters: Annotated[list[Name], Meta(max_length=MAX_ADAPTERS)] = []
+    next_rtts: Annotated[dict[PeerName, Seconds], Meta(max_length=MAX_NEXT_RTTS)] = {}
+    """Round trips in seconds to servers that may come after this one in a route."""
+    version: Name = ""
+    name: Name = ""
+    addresses: Annotated[list[Address], Meta(max_length=MAX_ADDRESSES)] = []
+    announced_at: WallTime = 0.0
+    """The server's wall clock when it published this; 0: it does not say."""
+
+    def encode(self) -> bytes:
+        """The record's value. When there are too many bytes, round trips go first (the longest), then addresses.
+
+        Raises BadInput when it is too large without them, LocalProtocolError when readers would reject it.
+        """
+        for shorter in _ever_shorter(self):
+            value = msgspec.msgpack.encode(shorter)
+            if len(value) <= MAX_VALUE_BYTES:
+                _check_own(value)
+                return value
+        raise BadInput(f"an announcement has at most {MAX_VALUE_BYTES} bytes: serve fewer adapters, or shorter names")
+
+
+class ModelEntry(Struct, frozen=True, kw_only=True, array_like=True):
+    """One served model, in the index under `MODELS_KEY`."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+    fingerprint: Digest
+    num_blocks: Annotated[int, Meta(ge=1, le=MAX_BLOCKS)]
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+_announcements: Final = msgspec.msgpack.Decoder(Announcement)
+_model_entries: Final = msgspec.msgpack.Decoder(ModelEntry)
+_FIELD_PLACE: Final = re.compile(r"`\$\[(\d{1,3})\]")
+
+
+def announcement_key(fingerprint: Fingerprint) -> str:
+    """Where the servers of this model announce themselves."""
+    return f"corolla/1/{fingerprint}"
+
+
+def decode_announcement(value: bytes) -> Announcement:
+    """What a record says, once it is known to make sense. Raises AnnouncementRejected."""
+    try:
+        said = _announcements.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+        raise AnnouncementRejected(_flaw(fault, Announcement)) from fault
+    if not 0 <= said.start < said.end <= said.num_blocks:
+        raise AnnouncementRejected("a span that is empty or outside the model")
+    _check_numbers([said.decode_tokens_per_s, said.prefill_tokens_per_s, said.queue_s, said.announced_at])
+    _check_numbers(said.next_rtts.values())
+    _check_texts([said.model_name, said.dtype, said.quantization or "", said.version, said.name, said.fingerprint])
+    _check_texts([*said.adapters, *said.next_rtts, *said.addresses])
+    return said
+
+
+def decode_model_entry(value: bytes) -> ModelEntry:
+    """What an index record says. Raises AnnouncementRejected."""
+    try:
+        entry = _model_entries.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+        raise AnnouncementRejected(_flaw(fault, ModelEntry)) from fault
+    _check_texts([entry.name, entry.fingerprint])
+    return entry
+
+
+def clean_name(text: str) -> str:
+    """A name that is safe to print and to announce: printable, at most 64 characters, single spaces."""
+    printable = "".join(char if char.isprintable() else " " for char in text[: 4 * MAX_NAME_CHARS])
+    return " ".join(printable.split())[:MAX_NAME_CHARS].rstrip()
+
+
+def _check_numbers(numbers: Iterable[float]) -> None:
+    """The bounds were checked while decoding, but NaN lies within any bounds."""
+    if not all(math.isfinite(number) for number in numbers):
+        raise AnnouncementRejected("a number is not finite")
+
+
+def _check_texts(texts: Iterable[str]) -> None:
+    if not all(text.isprintable() for text in texts):
+        raise AnnouncementRejected("a text has characters that cannot be printed")
+
+
+def _flaw(fault: Exception, kind: type[Struct]) -> str:
+    """Which field is wrong, without any of the peer's own words (msgspec may quote them)."""
+    fields = kind.__struct_fields__
+    place = _FIELD_PLACE.search(str(fault))
+    if isinstance(fault, msgspec.ValidationError) and place and int(place[1]) < len(fields):
+        return f"{fields[int(place[1])]}: wrong type or out of bounds"
+    return "not a msgpack array of the right length"
+
+
+def _ever_shorter(said: Announcement) -> Iterator[Announcement]:
+    yield said
+    rtts = sorted(said.next_rtts.items(), key=lambda item: item[1])
+    while rtts:
+        rtts.pop()
+        yield msgspec.structs.replace(said, next_rtts=dict(rtts))
+    addresses = list(said.addresses)
+    while addresses:
+        addresses.pop()
+        yield msgspec.structs.replace(said, next_rtts={}, addresses=list(addresses))
+
+
+def _check_own(value: bytes) -> None:
+    try:
+        decode_announcement(value)
+    except AnnouncementRejected as fault:
+        raise LocalProtocolError(f"this server would announce nonsense: {fault}") from fault

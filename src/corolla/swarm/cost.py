@@ -1,0 +1,64 @@
+"""What a route costs: seconds of one decode step, term by term. Pure; `route.py` adds the terms up."""
+
+from dataclasses import dataclass
+
+from corolla.swarm.view import ServerView
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """The constants. Those of the predecessor are starting points, until measurements of ours replace them."""
+
+    hop_overhead_s: float = 0.018
+    """What a server takes for a step beside compute: the predecessor's figure, of its own slower servers."""
+    no_room_s: float = 10.0
+    """Added to a server whose cache cannot hold the session: any other comes first (predecessor: 10 s)."""
+    draining_s: float = 100.0
+    """Added to a server that is leaving: the last resort, but better than no route."""
+    unknown_rtt_s: float = 0.3
+    """Assumed for a pair of peers that nobody measured (predecessor: 0.15 s one way)."""
+    unreachable_s: float = 5.0
+    """Most that one way of any link costs: slow beats no route (predecessor: 5 s)."""
+    unknown_tokens_per_s: float = 300.0
+    """Assumed of one block on a server that has not measured itself (predecessor: 300)."""
+    near_tie: float = 0.05
+    """Routes within this share of the best count as equal, so that clients do not all take the same one."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and not negative")
+        if self.unknown_tokens_per_s == 0:
+            raise ValueError("unknown_tokens_per_s is 0: no server would ever answer")
+
+
+def one_way_s(cost: CostModel, rtt_s: float | None) -> float:
+    """Seconds from one end of a link to the other. A measured 0 is a measurement."""
+    return min((cost.unknown_rtt_s if rtt_s is None else rtt_s) / 2, cost.unreachable_s)
+
+
+def between_s(cost: CostModel, server: ServerView, following: ServerView) -> float:
+    """Seconds from one server to the next: as the first announces it, else as long as the way through the client."""
+    announced_s = server.announcement.next_rtts.get(following.peer)
+    if announced_s is None and server.rtt_s is not None and following.rtt_s is not None:
+        return one_way_s(cost, server.rtt_s) + one_way_s(cost, following.rtt_s)
+    return one_way_s(cost, announced_s)
+
+
+def entry_s(cost: CostModel, server: ServerView, tokens_needed: int) -> float:
+    """Seconds that using a server costs at all, however few of its blocks: overhead, queue and its reserve."""
+    said = server.announcement
+    seconds = cost.hop_overhead_s + said.queue_s
+    if said.free_cache_tokens < tokens_needed or 0 < said.max_session_tokens < tokens_needed:
+        seconds += cost.no_room_s
+    if said.state == "draining":
+        seconds += cost.draining_s
+    return seconds
+
+
+def block_s(cost: CostModel, server: ServerView) -> float:
+    """Seconds one token takes in one block of this server."""
+    tokens_per_s = server.announcement.decode_tokens_per_s
+    if tokens_per_s == 0:
+        return 1 / cost.unknown_tokens_per_s
+    return 1 / (tokens_per_s * (server.end - server.start))

@@ -1,0 +1,103 @@
+"""A snapshot of who serves a model: what routing, placement and `status` look at. Immutable; `watch.py` makes them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal
+
+from corolla.ids import PeerId
+from corolla.swarm.announcement import Announcement
+
+Health = Literal["healthy", "fragile", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """One server, as this peer sees it."""
+
+    peer: PeerId
+    announcement: Announcement
+    expires_at: float
+    """Wall time at which the announcement stops to count."""
+    rtt_s: float | None = None
+    """Round trip from this peer; None: not measured."""
+
+    @property
+    def start(self) -> int:
+        return self.announcement.start
+
+    @property
+    def end(self) -> int:
+        return self.announcement.end
+
+    @property
+    def is_online(self) -> bool:
+        return self.announcement.state == "online"
+
+    @property
+    def is_usable(self) -> bool:
+        """Takes sessions: online, or draining (which routes choose only when nothing else is left)."""
+        return self.announcement.state in ("online", "draining")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All servers of one model at one moment."""
+
+    num_blocks: int
+    """Of the whole model; 0 while nobody has said."""
+    servers: Mapping[PeerId, ServerView] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of(cls, servers: Iterable[ServerView]) -> "View":
+        """The servers of one model. The few that disagree on how many blocks it has are left out."""
+        all_servers = list(servers)
+        votes = Counter(server.announcement.num_blocks for server in all_servers)
+        num_blocks = min(votes, key=lambda blocks: (-votes[blocks], blocks), default=0)
+        agreeing = {server.peer: server for server in all_servers if server.announcement.num_blocks == num_blocks}
+        return cls(num_blocks, MappingProxyType(agreeing))
+
+    @property
+    def coverage(self) -> list[int]:
+        """How many online servers host each block."""
+        return self._count(server for server in self.servers.values() if server.is_online)
+
+    @property
+    def missing_blocks(self) -> list[int]:
+        """Blocks that no usable server hosts."""
+        usable = self._count(server for server in self.servers.values() if server.is_usable)
+        return [block for block, count in enumerate(usable) if count == 0]
+
+    @property
+    def fragile_blocks(self) -> list[int]:
+        """Blocks that are served, but would not be if one more server left."""
+        missing = set(self.missing_blocks)
+        return [block for block, count in enumerate(self.coverage) if count < 2 and block not in missing]
+
+    @property
+    def health(self) -> Health:
+        """Broken: blocks are missing (or nobody serves). Fragile: some block hangs on one server. Else healthy."""
+        if self.num_blocks == 0 or self.missing_blocks:
+            return "broken"
+        return "fragile" if self.fragile_blocks else "healthy"
+
+    def without(self, peers: Iterable[PeerId]) -> "View":
+        """This view as if these servers were not there."""
+        gone = set(peers)
+        kept = {peer: server for peer, server in self.servers.items() if peer not in gone}
+        return replace(self, servers=MappingProxyType(kept))
+
+    def with_rtts(self, rtts: Mapping[PeerId, float]) -> "View":
+        """This view with these measured round trips, in seconds; those of other servers stay as they are."""
+        measured = {
+            peer: replace(server, rtt_s=rtts[peer]) if peer in rtts else server for peer, server in self.servers.items()
+        }
+        return replace(self, servers=MappingProxyType(measured))
+
+    def _count(self, servers: Iterable[ServerView]) -> list[int]:
+        counts = [0] * self.num_blocks
+        for server in servers:
+            for block in range(server.start, server.end):
+                counts[block] += 1
+        return counts

@@ -1,0 +1,132 @@
+"""Keeps a view of one model's servers fresh, from the records that they publish. One bad record costs only itself."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+
+from corolla.clock import loop_time
+from corolla.ids import Fingerprint, PeerId, short
+from corolla.net.records import Record
+from corolla.net.streams import Transport
+from corolla.swarm.announcement import (
+    AnnouncementRejected,
+    ModelEntry,
+    announcement_key,
+    decode_announcement,
+    decode_model_entry,
+)
+from corolla.swarm.view import ServerView, View
+
+log = logging.getLogger(__name__)
+
+REPORTED_SKEW_S = 5.0
+"""Less says nothing: publishing and reading take a while too."""
+MAX_REPORTED_PEERS = 1000
+
+
+class Watcher:
+    """Reads the announcements of one model into `view`."""
+
+    def __init__(self, transport: Transport, fingerprint: Fingerprint) -> None:
+        self._transport = transport
+        self._fingerprint = fingerprint
+        self._view = View(0)
+        self._rejected: Counter[str] = Counter()
+        self._read_at: float | None = None
+        self._announced_at: dict[PeerId, float] = {}
+        self._reported_skew: set[PeerId] = set()
+
+    @property
+    def view(self) -> View:
+        """As last read; without servers before the first reading."""
+        return self._view
+
+    @property
+    def rejected(self) -> Counter[str]:
+        """How many records were dropped since the start, by reason."""
+        return self._rejected.copy()
+
+    async def refresh(self) -> View:
+        """Read the swarm's announcements now. Bounded by the records' own bound; never raises for what peers say."""
+        records = await self._transport.records.get(announcement_key(self._fingerprint))
+        servers = [server for record in records if (server := self._read(record)) is not None]
+        view = View.of(servers)
+        self._count_rejected("another number of blocks", len(servers) - len(view.servers))
+        self._report_skews(view)
+        self._view = view
+        return view
+
+    async def keep_fresh(self, period_s: float) -> None:
+        """Refresh now and every `period_s`, until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(period_s)
+
+    def _read(self, record: Record) -> ServerView | None:
+        try:
+            said = decode_announcement(record.value)
+        except AnnouncementRejected as fault:
+            self._count_rejected(str(fault), 1)
+            return None
+        if said.fingerprint != self._fingerprint:
+            self._count_rejected("another model's announcement", 1)
+            return None
+        return ServerView(record.peer, said, record.expires_at)
+
+    def _count_rejected(self, reason: str, times: int) -> None:
+        if times:
+            self._rejected[reason] += times
+            log.debug("announcements rejected", extra={"reason": reason, "times": times})
+
+    def _report_skews(self, view: View) -> None:
+        """Compare each new announcement's date with our clock: it was published between our last reading and now."""
+        now = self._transport.wall_time()
+        since_s = None if self._read_at is None else loop_time() - self._read_at
+        for peer, server in view.servers.items():
+            announced_at = server.announcement.announced_at
+            known_at = self._announced_at.get(peer)
+            if announced_at and announced_at != known_at:
+                ahead_s = clock_ahead_s(announced_at, now, since_s if known_at is not None else None)
+                self._report_skew(peer, ahead_s)
+        self._announced_at = {peer: server.announcement.announced_at for peer, server in view.servers.items()}
+        self._read_at = loop_time()
+
+    def _report_skew(self, peer: PeerId, ahead_s: float) -> None:
+        if abs(ahead_s) < REPORTED_SKEW_S or peer in self._reported_skew:
+            return
+        if len(self._reported_skew) < MAX_REPORTED_PEERS:
+            self._reported_skew.add(peer)
+            log.warning(
+                "a server's clock differs from ours; up to a minute does no harm",
+                extra={"peer": short(peer), "ahead_s": round(ahead_s, 1)},
+            )
+
+
+def clock_ahead_s(announced_at: float, now: float, unseen_s: float | None) -> float:
+    """By how much at least the publisher's clock is ahead of ours (negative: behind); 0 when they may agree.
+
+    The announcement was published at most `unseen_s` before `now` (None: nobody knows how long before).
+    """
+    if announced_at > now:
+        return announced_at - now
+    if unseen_s is not None and announced_at < now - unseen_s:
+        return announced_at - (now - unseen_s)
+    return 0.0
+
+
+def list_models(records: Iterable[Record]) -> list[ModelEntry]:
+    """The models in these index records, each once, under the name that most of its servers use; sorted by name."""
+    votes: dict[Fingerprint, Counter[tuple[str, int]]] = {}
+    for record in records:
+        try:
+            entry = decode_model_entry(record.value)
+        except AnnouncementRejected as fault:
+            log.debug("index record rejected", extra={"reason": str(fault)})
+            continue
+        votes.setdefault(entry.fingerprint, Counter())[entry.name, entry.num_blocks] += 1
+    entries: list[ModelEntry] = []
+    for fingerprint, names in votes.items():
+        name, num_blocks = min(names, key=lambda named: (-names[named], named))
+        entries.append(ModelEntry(name=name, fingerprint=fingerprint, num_blocks=num_blocks))
+    return sorted(entries, key=lambda entry: (entry.name, entry.fingerprint))
