@@ -1,0 +1,255 @@
+"""Signed records in hivemind's Kademlia DHT, and the DHT's own ping.
+
+A record lies under its key as subkey = peer id, value = signed blob (`net/records.py`). Every peer that stores and
+every reader checks every blob: hivemind's stock validator lets anybody write unsigned subkeys that live ten years.
+What hivemind gets wrong for us is set right here: one bad record in a reply would void all good ones, its cache
+lets one peer hide the others' records, and an answer that comes just after its call was cancelled ends the whole
+connection to the daemon.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from corolla.clock import WallClock
+from corolla.errors import BadInput, SwarmError
+from corolla.ids import PeerId
+from corolla.net.identity import Identity, peer_id_bytes, peer_id_from_bytes
+from corolla.net.libp2p.kept import KeptRecords
+from corolla.net.libp2p.lean import hivemind
+from corolla.net.libp2p.process import OwnProcess
+from corolla.net.records import (
+    MAX_LIFETIME_S,
+    MAX_RECORD_BYTES,
+    Record,
+    RecordRejected,
+    check_times,
+    claimed_key,
+    open_record,
+    sign_record,
+    verify_record,
+)
+
+log = logging.getLogger(__name__)
+
+RPC_TIMEOUT_S: Final = 3.0
+LOOKUP_TIMEOUT_S: Final = 10.0
+"""Of one put or get: a lookup that meets a dead peer waits one RPC_TIMEOUT_S for it."""
+START_TIMEOUT_S: Final = 10.0
+_MAX_CHECKED: Final = 4096
+_ENCODING_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DhtPing:
+    """One answered ping."""
+
+    rtt_s: float
+    clock_ahead_s: float
+    """How far the other's wall clock is ahead of ours, give or take half a round trip."""
+
+
+class RecordCheck:
+    """What hivemind asks about each record that is to be stored or was read; the names are hivemind's."""
+
+    def __init__(self, now: WallClock) -> None:
+        self._now = now
+        # A reader asks five peers for the same hundreds of records every few seconds; a signature costs 0.1 ms.
+        self._open = lru_cache(maxsize=_MAX_CHECKED)(open_record)
+
+    def validate(self, record: Any) -> bool:
+        try:
+            self._check(record.key, record.subkey, record.value, record.expiration_time)
+        except RecordRejected as rejected:
+            log.debug("record rejected", extra={"flaw": rejected.flaw})
+            return False
+        return True
+
+    def sign_value(self, record: Any) -> bytes:
+        """Signed already (`DhtRecords.put`)."""
+        return record.value
+
+    def strip_value(self, record: Any) -> bytes:
+        return record.value
+
+    def _check(self, key_hash: bytes, encoded_subkey: bytes, encoded_blob: bytes, expires_at: float) -> None:
+        peer, blob = _decode_subkey(encoded_subkey), _decode_blob(encoded_blob)
+        key = claimed_key(blob)
+        if hivemind().DHTID.generate(source=key).to_bytes() != key_hash:
+            raise RecordRejected("wrong key", f"{key!r:.80} does not belong there")
+        record = self._open(key, peer, blob)
+        # An expired one passes: the clock of the peer that still keeps it may be behind, and readers drop it.
+        check_times(record, self._now())
+        if record.expires_at != expires_at:
+            raise RecordRejected("expires too late", "the DHT was told another expiry than was signed")
+
+
+class Dht:
+    """This peer's DHT node: `Records`, pings, and whom it has met. `async with` starts and ends it."""
+
+    def __init__(self, control_path: Path, identity: Identity, wall_time: WallClock, *, is_client: bool) -> None:
+        self._process = OwnProcess()
+        self._control_path = control_path
+        self._identity = identity
+        self._wall_time = wall_time
+        self._is_client = is_client
+        self._p2p: Any = None
+        self._node: Any = None
+        self._has_met_others = False
+        """Whether another peer was ever there: until then publishing to ourselves is all there is to do."""
+
+    async def __aenter__(self) -> Self:
+        lib = hivemind()
+        async with asyncio.timeout(START_TIMEOUT_S):
+            self._p2p = await lib.P2P.replicate(lib.Multiaddr(f"/unix{self._control_path}"))
+            _skip_cancelled_calls(self._p2p)
+            self._node = await lib.DHTNode.create(
+                p2p=self._p2p,
+                # The same place in the DHT after a restart: others' tables stay true.
+                node_id=lib.DHTID.generate(source=peer_id_bytes(self._identity.peer)),
+                client_mode=self._is_client,
+                record_validator=RecordCheck(self._wall_time),
+                wait_timeout=RPC_TIMEOUT_S,
+                strict=False,
+                cache_locally=False,
+                cache_nearest=0,
+                cache_on_store=False,
+                cache_refresh_before_expiry=0,
+                reuse_get_requests=False,
+            )
+        _harden(self._node.protocol, self._wall_time)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The node's handlers end with the daemon: taking them off one by one would wait on a dead one."""
+        self._node.is_alive = False
+        await self._p2p.shutdown()
+
+    async def wait_broken(self) -> None:
+        """Return when the connection that carries the DHT's calls has ended: nothing works after it."""
+        await asyncio.wait([self._p2p._client.control._read_task])
+
+    async def put(self, key: str, value: bytes, lifetime_s: float) -> bool:
+        self._process.check()
+        if not 0 < lifetime_s <= MAX_LIFETIME_S:
+            raise BadInput(f"a record cannot live for {lifetime_s} s: more than 0 and at most {MAX_LIFETIME_S:.0f}")
+        expires_at = self._wall_time() + lifetime_s
+        blob = sign_record(self._identity, key, value, expires_at)
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                await self._node.store(key, blob, expires_at, subkey=self._identity.peer)
+                self._has_met_others = self._has_met_others or bool(self.met_peers())
+                return not self._has_met_others or await self._is_kept_elsewhere(key, expires_at)
+        except TimeoutError:
+            log.warning("publishing took too long", extra={"key": key, "timeout_s": LOOKUP_TIMEOUT_S})
+            return False
+
+    async def get(self, key: str) -> list[Record]:
+        self._process.check()
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                found = await self._node.get(key, latest=True)
+        except TimeoutError:
+            log.warning("reading records took too long", extra={"key": key, "timeout_s": LOOKUP_TIMEOUT_S})
+            return []
+        now, records = self._wall_time(), list[Record]()
+        for peer, entry in found.value.items() if found is not None and isinstance(found.value, dict) else ():
+            try:
+                records.append(verify_record(key, peer, entry.value, now))
+            except RecordRejected as rejected:
+                log.debug("record not believed", extra={"peer": peer, "flaw": rejected.flaw})
+        return records
+
+    async def ping(self, peer: PeerId) -> DhtPing:
+        """Ask a DHT node whether it is there; each then knows the other. Raises SwarmError when it is not."""
+        lib, protocol = hivemind(), self._node.protocol
+        target = lib.PeerID(peer_id_bytes(peer))
+        asked_at, asked_wall = asyncio.get_running_loop().time(), self._wall_time()
+        try:
+            request = lib.dht_pb2.PingRequest(peer=protocol.node_info)
+            answer = await protocol.get_stub(target).rpc_ping(request, timeout=RPC_TIMEOUT_S)
+            node_id = lib.DHTID.from_bytes(answer.peer.node_id)
+        except (TimeoutError, AssertionError, *lib.call_errors) as fault:
+            raise SwarmError(f"{peer} does not answer: {_in_short(fault)}") from fault
+        rtt_s = asyncio.get_running_loop().time() - asked_at
+        await protocol.update_routing_table(node_id, target, responded=True)
+        self._node.blacklist.register_success(target)
+        self._has_met_others = True
+        return DhtPing(rtt_s, float(answer.dht_time) - (asked_wall + rtt_s / 2) if answer.dht_time else 0.0)
+
+    async def explore(self) -> None:
+        """Meet the peers nearest to us, so that lookups start well. Bounded."""
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                await self._node.find_nearest_nodes([self._node.node_id])
+        except TimeoutError:
+            log.debug("meeting the neighbours took too long")
+
+    def met_peers(self) -> list[PeerId]:
+        """The peers that this node knows now; one that stops answering is dropped."""
+        return [peer_id_from_bytes(peer.to_bytes()) for peer in self._node.protocol.routing_table.peer_id_to_uid]
+
+    async def _is_kept_elsewhere(self, key: str, expires_at: float) -> bool:
+        """Ask those nearest to the key one after the other: a store that only we hold says True as well."""
+        protocol, key_id = self._node.protocol, hivemind().DHTID.generate(source=key)
+        for _, peer in protocol.routing_table.get_nearest_neighbors(key_id, self._node.num_replicas):
+            answer = await protocol.call_find(peer, [key_id])
+            found = answer[key_id][0] if answer else None
+            entry = found.value.get(self._identity.peer) if found is not None else None
+            if entry is not None and entry.expiration_time >= expires_at:
+                return True
+        return False
+
+
+def _harden(protocol: Any, now: WallClock) -> None:
+    """Bound what is kept, keep nothing as cache, and judge each record of a reply alone."""
+    protocol.storage = KeptRecords(now)
+    protocol.cache = KeptRecords(now, max_records=0)
+
+    def keep_valid(key: bytes, dictionary: Any) -> bool:
+        with dictionary.freeze():
+            for subkey, (value, expires_at) in list(dictionary.items()):
+                encoded = protocol.serializer.dumps(subkey)
+                if not protocol._validate_record(key, encoded, value, expires_at):
+                    del dictionary[subkey]
+        return True
+
+    protocol._validate_dictionary = keep_valid
+
+
+def _skip_cancelled_calls(p2p: Any) -> None:
+    """hivemind sets the result of a call that was cancelled a moment ago, which ends its reading task for good."""
+    p2p._client.control._pending_calls = _LiveCalls()
+
+
+class _LiveCalls(dict[Any, "asyncio.Future[Any]"]):
+    def __contains__(self, call: object) -> bool:
+        return super().__contains__(call) and not self[call].done()
+
+
+def _decode_subkey(encoded: bytes) -> PeerId:
+    try:
+        return PeerId(msgspec.msgpack.decode(encoded[: MAX_RECORD_BYTES + 1], type=str))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
+        raise RecordRejected("wrong peer", "its subkey is no peer id") from fault
+
+
+def _decode_blob(encoded: bytes) -> bytes:
+    if len(encoded) > MAX_RECORD_BYTES + _ENCODING_BYTES:
+        raise RecordRejected("too large", f"over {MAX_RECORD_BYTES} bytes")
+    try:
+        return msgspec.msgpack.decode(encoded, type=bytes)
+    except msgspec.MsgspecError as fault:
+        raise RecordRejected("malformed", "its value is no blob") from fault
+
+
+def _in_short(fault: BaseException) -> str:
+    return f"{str(fault) or type(fault).__name__}"[:200]

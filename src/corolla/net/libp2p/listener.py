@@ -1,0 +1,71 @@
+"""Incoming streams: the daemon connects to one unix socket of ours and first says whose stream it is."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from corolla.errors import SwarmError
+from corolla.net.libp2p.control import RawStream, read_introduction
+
+log = logging.getLogger(__name__)
+
+INTRODUCTION_TIMEOUT_S: Final = 5.0
+MAX_UNINTRODUCED: Final = 256
+
+
+class Listener:
+    """Hands every introduced stream to `on_stream`, on the loop. `async with` starts and ends it."""
+
+    def __init__(self, path: Path, on_stream: Callable[[RawStream], None]) -> None:
+        self.path = path
+        self._on_stream = on_stream
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._introductions: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._sock.bind(str(self.path))
+        self._sock.listen(MAX_UNINTRODUCED)
+        self._sock.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._sock, self._accept)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.get_running_loop().remove_reader(self._sock)
+        self._sock.close()
+        for introduction in self._introductions:
+            introduction.cancel()
+        await asyncio.gather(*self._introductions, return_exceptions=True)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError as fault:  # BlockingIOError: it left again; EMFILE: logged, the daemon's stream ends
+            if not isinstance(fault, BlockingIOError):
+                log.warning("cannot accept a stream", extra={"fault": fault.strerror})
+            return
+        if len(self._introductions) >= MAX_UNINTRODUCED:
+            sock.close()
+            return
+        sock.setblocking(False)
+        task = asyncio.ensure_future(self._introduce(sock))
+        self._introductions.add(task)
+        task.add_done_callback(self._introductions.discard)
+
+    async def _introduce(self, sock: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(INTRODUCTION_TIMEOUT_S):
+                raw = await read_introduction(sock)
+        except (TimeoutError, OSError, SwarmError, ValueError) as fault:
+            log.debug("a stream came without introduction", extra={"fault": str(fault)})
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            self._on_stream(raw)

@@ -1,0 +1,170 @@
+"""Joining a swarm, and staying in it: hivemind's DHT bootstraps once, and after an outage the swarm stays split.
+
+Every 20 s each known peer is asked for an answer: the bootstrap peers for ever, and some of the peers met. One that
+is no longer connected is dialled again, but only when its port takes connections: each failed dial of the daemon
+lengthens its back-off, up to five minutes. While nobody answers, the round comes every 2 s.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from corolla.errors import BadInput, NoPeers, SwarmError
+from corolla.ids import PeerId
+from corolla.net.libp2p.addresses import PeerAddress, parse_peer_address
+from corolla.net.libp2p.control import Control
+from corolla.net.libp2p.dht import Dht
+from corolla.net.records import CLOCK_SKEW_S
+
+log = logging.getLogger(__name__)
+
+MEET_TIMEOUT_S: Final = 5.0
+"""Of one try with one peer."""
+ROUND_S: Final = 20.0
+LOST_ROUND_S: Final = 2.0
+JOIN_PAUSE_S: Final = 0.5
+"""A dead bootstrap peer fails within 0.2 s: without pauses and a window, "nobody answered" would mean nothing."""
+MAX_REMEMBERED: Final = 64
+_ASKED_EACH_ROUND: Final = 16
+_TOLERATED_SKEW_S: Final = 3.0
+
+
+class Membership:
+    """Who this peer knows, and the keeping in touch with them."""
+
+    def __init__(self, own: PeerId, control: Control, dht: Dht, rng: random.Random) -> None:
+        self._own = own
+        self._control = control
+        self._dht = dht
+        self._rng = rng
+        self._bootstrap: dict[PeerId, list[PeerAddress]] = {}
+        self._remembered: dict[PeerId, list[PeerAddress]] = {}
+        self._is_alone = False
+        self._skew_reported = False
+
+    async def join(self, addresses: Sequence[str], timeout_s: float) -> None:
+        """Meet at least one of the peers at `addresses`. Raises NoPeers, or BadInput for what is no address."""
+        if not addresses:
+            raise BadInput("there is no address to join")
+        wanted = _by_peer(parse_peer_address(address) for address in addresses)
+        if set(wanted) == {self._own}:
+            raise BadInput(f"{', '.join(addresses)}: this is the address of this peer itself")
+        wanted.pop(self._own, None)
+        self._bootstrap.update(wanted)
+        reasons: dict[PeerId, str] = {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await self._meet_first(wanted, reasons):  # noqa: ASYNC110 (others' start is no event here)
+                    await asyncio.sleep(JOIN_PAUSE_S)
+                await self._dht.explore()
+        except TimeoutError:
+            if not self._dht.met_peers():
+                tried = ", ".join(addresses)
+                why = "; ".join(sorted(set(reasons.values()))) or "no answer"
+                raise NoPeers(f"no peer answered at {tried} within {timeout_s:g} s ({why})") from None
+
+    async def keep_joined(self) -> None:
+        """Runs for the transport's life."""
+        while True:
+            await asyncio.sleep(LOST_ROUND_S if self._is_alone else ROUND_S)
+            try:
+                await self.keep_in_touch()
+            except SwarmError as fault:
+                log.debug("cannot keep in touch", extra={"fault": str(fault)})
+
+    async def keep_in_touch(self) -> None:
+        """One round."""
+        connected = await self._control.connected_peers()
+        self._remember(connected)
+        some = self._rng.sample(sorted(self._remembered), min(_ASKED_EACH_ROUND, len(self._remembered)))
+        asked = {peer: self._remembered[peer] for peer in some} | self._bootstrap
+        if not asked:
+            return
+        meetings = [self._meet(peer, addresses, peer in connected) for peer, addresses in asked.items()]
+        answers = await asyncio.gather(*meetings)
+        was_alone, self._is_alone = self._is_alone, all(reason is not None for reason in answers)
+        if self._is_alone and not was_alone:
+            log.warning("all peers are lost; looking for them", extra={"peers": len(asked)})
+        elif was_alone and not self._is_alone:
+            log.info("rejoined the swarm")
+            await self._dht.explore()
+
+    def _remember(self, connected: dict[PeerId, list[str]]) -> None:
+        """Where the peers met can be dialled; the last ones, so that strangers cannot fill our memory."""
+        for peer in self._dht.met_peers():
+            addresses = list(_dialable(peer, connected.get(peer, ())))
+            if addresses:
+                self._remembered.pop(peer, None)
+                self._remembered[peer] = addresses
+        while len(self._remembered) > MAX_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+
+    async def _meet_first(self, wanted: dict[PeerId, list[PeerAddress]], reasons: dict[PeerId, str]) -> bool:
+        """Try all at once; True as soon as one has answered (the others are met in the rounds that follow)."""
+        tries = {asyncio.ensure_future(self._meet(peer, places, False)): peer for peer, places in wanted.items()}
+        try:
+            for done in asyncio.as_completed(tries):
+                if await done is None:
+                    return True
+            return False
+        finally:
+            for attempt, peer in tries.items():
+                attempt.cancel()
+                if attempt.done() and not attempt.cancelled() and (reason := attempt.result()):
+                    reasons[peer] = reason
+            await asyncio.gather(*tries, return_exceptions=True)
+
+    async def _meet(self, peer: PeerId, addresses: Sequence[PeerAddress], is_connected: bool) -> str | None:
+        """None when the peer answered, else why not."""
+        try:
+            async with asyncio.timeout(MEET_TIMEOUT_S):
+                if not is_connected:
+                    open_now = [address for address in addresses if await _takes_connections(address)]
+                    if not open_now:
+                        return "connection refused or no such host"
+                    await self._control.connect(peer, [place.endpoint.multiaddr for place in open_now], MEET_TIMEOUT_S)
+                answer = await self._dht.ping(peer)
+        except TimeoutError:
+            return f"no answer within {MEET_TIMEOUT_S:g} s"
+        except SwarmError as fault:
+            return str(fault)
+        self._report_skew(peer, answer.clock_ahead_s)
+        return None
+
+    def _report_skew(self, peer: PeerId, ahead_s: float) -> None:
+        if abs(ahead_s) <= _TOLERATED_SKEW_S or self._skew_reported:
+            return
+        self._skew_reported = True
+        log.warning(
+            "clocks differ: set this machine's clock (NTP), or the other's; up to %.0f s is tolerated",
+            CLOCK_SKEW_S,
+            extra={"peer": peer, "peer_ahead_s": round(ahead_s, 1), "is_tolerated": abs(ahead_s) <= CLOCK_SKEW_S},
+        )
+
+
+async def _takes_connections(address: PeerAddress) -> bool:
+    """Whether anything listens there; asked with a connection of our own that says nothing."""
+    try:
+        _, writer = await asyncio.open_connection(address.endpoint.host, address.endpoint.port)
+    except OSError:
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
+def _by_peer(addresses: Iterable[PeerAddress]) -> dict[PeerId, list[PeerAddress]]:
+    places: dict[PeerId, list[PeerAddress]] = {}
+    for address in addresses:
+        places.setdefault(address.peer, []).append(address)
+    return places
+
+
+def _dialable(peer: PeerId, multiaddrs: Iterable[str]) -> Iterable[PeerAddress]:
+    for multiaddr in multiaddrs:
+        with contextlib.suppress(BadInput):
+            yield parse_peer_address(f"{multiaddr}/p2p/{peer}")

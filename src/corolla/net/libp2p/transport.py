@@ -1,0 +1,227 @@
+"""The network as `net/streams.py` asks for it, over hivemind's libp2p daemon and DHT.
+
+`open_transport` puts the parts together, in the order in which they live: a private directory, the daemon, its
+control socket, the listener for incoming streams, the DHT node, and the keeping in touch.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from corolla.clock import WallClock
+from corolla.errors import HopFailed, SwarmError
+from corolla.ids import PeerId
+from corolla.net import identity as identities
+from corolla.net.identity import Identity
+from corolla.net.libp2p import ping
+from corolla.net.libp2p.addresses import most_reachable_first
+from corolla.net.libp2p.config import NetworkConfig
+from corolla.net.libp2p.control import Control, DaemonRefused, RawStream
+from corolla.net.libp2p.daemon import Daemon, DaemonConfig, run_daemon
+from corolla.net.libp2p.dht import Dht
+from corolla.net.libp2p.listener import Listener
+from corolla.net.libp2p.membership import Membership
+from corolla.net.libp2p.process import OwnProcess
+from corolla.net.libp2p.rundir import run_dir
+from corolla.net.libp2p.stream import SocketStream
+from corolla.net.streams import Accept, ByteStream, Records
+
+log = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S: Final = 5.0
+"""Of what only the daemon beside us has to answer."""
+
+
+class Libp2pTransport:
+    """`Transport`. Made by `open_transport`; belongs to the loop and the process that made it."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        daemon: Daemon,
+        control: Control,
+        dht: Dht,
+        addresses: list[str],
+        wall_clock: WallClock,
+        parts: AsyncExitStack,
+    ) -> None:
+        self._process = OwnProcess()
+        self._peer = peer
+        self._daemon = daemon
+        self._control = control
+        self._addresses = addresses
+        self._wall_clock = wall_clock
+        self._dht = dht
+        self._membership = Membership(peer, control, dht, random.Random())  # noqa: S311 (picks whom to ask)
+        self._listener: Listener | None = None
+        self._accepts: dict[str, Accept] = {}
+        self._streams: set[SocketStream] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._parts = parts
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def peer(self) -> PeerId:
+        return self._peer
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self._addresses)
+
+    @property
+    def records(self) -> Records:
+        return self._dht
+
+    @property
+    def daemon_pid(self) -> int:
+        """For status lines, and for tests that kill it."""
+        return self._daemon.pid
+
+    def wall_time(self) -> float:
+        return self._wall_clock()
+
+    async def join(self, addresses: Sequence[str], *, timeout_s: float) -> None:
+        self._process.check()
+        await self._membership.join(addresses, timeout_s)
+
+    async def dial(self, peer: PeerId, protocol: str, *, timeout_s: float) -> ByteStream:
+        self._process.check()
+        try:
+            async with asyncio.timeout(timeout_s):
+                raw = await self._control.open_stream(peer, protocol, timeout_s)
+        except TimeoutError:
+            raise HopFailed(peer, f"no answer to a dial within {timeout_s:g} s") from None
+        except (DaemonRefused, ValueError) as fault:
+            raise HopFailed(peer, str(fault)) from fault
+        return self._adopt(raw)
+
+    async def serve(self, protocol: str, accept: Accept) -> None:
+        self._process.check()
+        assert self._listener is not None
+        self._accepts[protocol] = accept
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            await self._control.handle_streams(protocol, self._listener.path)
+
+    async def ping(self, peer: PeerId, *, timeout_s: float) -> float:
+        try:
+            async with asyncio.timeout(timeout_s):
+                stream = await self.dial(peer, ping.PROTOCOL, timeout_s=timeout_s)
+                try:
+                    rtt_s = await ping.measure(stream)
+                finally:
+                    stream.close()
+        except TimeoutError:
+            raise HopFailed(peer, f"no answer to a ping within {timeout_s:g} s") from None
+        if rtt_s is None:
+            raise HopFailed(peer, "ended the stream in place of answering a ping")
+        return rtt_s
+
+    async def wait_lost(self) -> str:
+        return await asyncio.shield(self._lost)
+
+    async def close(self) -> None:
+        """Whoever calls it, and however often: done once, and waited for."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def begin(self, listener: Listener) -> None:
+        """Take streams, answer pings, keep in touch. For `open_transport`."""
+        self._listener = listener
+        await self.serve(ping.PROTOCOL, ping.answer)
+        self._tasks = [asyncio.ensure_future(task) for task in (self._watch(), self._membership.keep_joined())]
+
+    def take(self, raw: RawStream) -> None:
+        """Give an incoming stream to whoever serves its protocol."""
+        accept = self._accepts.get(raw.protocol)
+        if accept is None or self._lost.done():
+            raw.sock.close()
+            return
+        stream = self._adopt(raw)
+        try:
+            accept(stream)
+        except Exception:  # a handler's bug costs its stream, not the listener
+            log.exception("handler of incoming streams failed", extra={"protocol": raw.protocol})
+            stream.close()
+
+    def _adopt(self, raw: RawStream) -> SocketStream:
+        stream = SocketStream(raw, self._streams.discard)
+        self._streams.add(stream)
+        return stream
+
+    async def _watch(self) -> None:
+        """Notice the daemon's death, and end what depended on it."""
+        ended = asyncio.ensure_future(self._daemon.wait_ended())
+        broken = asyncio.ensure_future(self._dht.wait_broken())
+        try:
+            await asyncio.wait([ended, broken], return_when=asyncio.FIRST_COMPLETED)
+            await self._daemon.stop()  # without its calls the DHT is dead, whatever the daemon thinks
+            reason = await ended
+        finally:
+            ended.cancel()
+            broken.cancel()
+        log.error("the network is lost", extra={"reason": reason})
+        await self._end_streams(reason)
+        self._lost.set_result(reason)
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_streams("the transport was closed")
+        if not self._lost.done():
+            self._lost.set_result("the transport was closed")
+        await self._parts.aclose()
+
+    async def _end_streams(self, reason: str) -> None:
+        for stream in list(self._streams):
+            stream.end(reason)
+        await asyncio.sleep(0)  # their `on_closed` runs in the loop's next turn
+
+
+@asynccontextmanager
+async def open_transport(config: NetworkConfig) -> AsyncIterator[Libp2pTransport]:
+    """A running transport; at the end of the block everything that it started is gone.
+
+    Raises BadInput for an identity file or a listening address that cannot be used.
+    """
+    identity = _identity_of(config)
+    daemon_config = DaemonConfig(config.listen_on, config.announce_as, is_client=config.is_client)
+    async with AsyncExitStack() as parts:
+        directory = parts.enter_context(run_dir(config.directory))
+        daemon = await parts.enter_async_context(run_daemon(directory, identity, daemon_config))
+        control = Control(daemon.control_path)
+        addresses = await _ask_addresses(control, identity.peer)
+        dht = await parts.enter_async_context(
+            Dht(daemon.control_path, identity, config.wall_clock, is_client=config.is_client)
+        )
+        transport = Libp2pTransport(identity.peer, daemon, control, dht, addresses, config.wall_clock, parts)
+        listener = await parts.enter_async_context(Listener(directory / "streams", transport.take))
+        await transport.begin(listener)
+        try:
+            yield transport
+        finally:
+            await transport.close()
+
+
+def _identity_of(config: NetworkConfig) -> Identity:
+    match config.identity:
+        case None:
+            return identities.ephemeral()
+        case Path() as path:
+            return identities.load_or_create(path)
+        case Identity() as identity:
+            return identity
+
+
+async def _ask_addresses(control: Control, peer: PeerId) -> list[str]:
+    async with asyncio.timeout(REQUEST_TIMEOUT_S):
+        daemon_peer, multiaddrs = await control.identify()
+    if daemon_peer != peer:
+        raise SwarmError(f"the network daemon calls itself {daemon_peer}, not {peer}")
+    return [f"{multiaddr}/p2p/{peer}" for multiaddr in most_reachable_first(multiaddrs)]
