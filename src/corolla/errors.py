@@ -57,7 +57,7 @@ class MissingBlocks(NoRoute):
 
     def __init__(self, blocks: Sequence[int], detail: str = "") -> None:
         self.blocks = list(blocks)
-        super().__init__(f"no server hosts block(s) {_as_ranges(self.blocks)}{'; ' + detail if detail else ''}")
+        super().__init__(f"no server hosts block(s) {as_ranges(self.blocks)}{'; ' + detail if detail else ''}")
 
 
 class HopFailed(SwarmError):
@@ -160,7 +160,7 @@ def refusal(code: str, text: str, *, value: str = "", bound: str = "") -> Refuse
     return _REFUSALS.get(code, Refused)(text, value=value, bound=bound)
 
 
-def _as_ranges(blocks: Sequence[int]) -> str:
+def as_ranges(blocks: Sequence[int]) -> str:
     """`[4, 5, 6, 9]` as `4:7, 9:10`, half-open like every span here."""
     spans: list[list[int]] = []
     for block in sorted(set(blocks)):

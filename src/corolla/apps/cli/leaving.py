@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 import click
@@ -13,6 +13,44 @@ import click
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ORPHAN_GRACE_S = 15.0
 """How long an orphan may take to leave well before it is ended."""
+
+
+Serve = Callable[[asyncio.Event, Callable[[], None]], Awaitable[None]]
+"""Serves until the event is set; calls the function once it is ready."""
+
+
+def run_until_stopped(serve: Serve) -> None:
+    """Run `serve` on a new event loop until it ends: by itself, or because a signal told it to.
+
+    A signal that comes before it is ready cancels it: a server that still joins or loads has nothing to end well.
+    """
+    import uvloop  # not for --help
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_until_stopped(serve))
+
+
+async def _serve_until_stopped(serve: Serve) -> None:
+    is_ready = False
+
+    def ready() -> None:
+        nonlocal is_ready
+        is_ready = True
+
+    with stop_on_signals() as stop:
+        serving = asyncio.ensure_future(serve(stop, ready))
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not is_ready and stop.is_set():
+                serving.cancel()
+            await serving
+        except asyncio.CancelledError:
+            if not stop.is_set():
+                raise
+        finally:
+            stopped.cancel()
+            serving.cancel()
 
 
 @contextmanager
@@ -46,7 +84,7 @@ def _let_signals_kill(loop: asyncio.AbstractEventLoop) -> None:
         signal.signal(kind, signal.SIG_DFL)
 
 
-def exit_with_parent() -> None:
+def leave_with_parent() -> None:
     """Leave when standard input ends, as it does when a parent that holds the other end dies, however it dies.
 
     A pipe works on every system and also when the parent is killed; a thread works while the main one imports.

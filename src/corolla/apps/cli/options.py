@@ -12,7 +12,6 @@ from corolla.apps.cli.settings import RunSettings
 from corolla.errors import BadInput
 
 PEERS_VARIABLE = "COROLLA_PEERS"
-MAX_PORT = 65535
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
@@ -24,11 +23,12 @@ class HostPort(click.ParamType[str]):
     name = "host:port"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        matched = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\s\[\]]+):(\d{1,5})", value)
-        if matched is None:
-            self.fail(f"{value!r} is not HOST:PORT (an IPv6 host stands in brackets: [::1]:31330)", param, ctx)
-        if int(matched[2]) > MAX_PORT:
-            self.fail(f"port {matched[2]} is above {MAX_PORT}", param, ctx)
+        from corolla.net.libp2p.addresses import parse_host_port  # not for --help
+
+        try:
+            parse_host_port(value)
+        except BadInput as wrong:
+            self.fail(str(wrong), param, ctx)
         return value
 
 
@@ -97,6 +97,25 @@ def exit_with_parent_option(command: Decorated) -> Decorated:
     return click.option("--exit-with-parent", is_flag=True, hidden=True, help="Leave when standard input ends.")(
         command
     )
+
+
+def sampling_options(command: Decorated) -> Decorated:
+    """Of commands that generate: `dtype`, `max_new_tokens`, `temperature`, `top_p`, `seed`."""
+    for option in (
+        click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Makes sampling repeatable."),
+        click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sample from the likeliest part."),
+        click.option("--temperature", type=click.FloatRange(0, min_open=True), help="Sample. Default: the likeliest."),
+        click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True),
+        click.option(
+            "--dtype",
+            type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
+            default="auto",
+            show_default=True,
+            help="Number format of the local half and of what is sent; auto keeps the checkpoint's own.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def logging_options(default: str) -> Decorator[Decorated]:

@@ -1,0 +1,90 @@
+"""`corolla chat`: a conversation on the terminal that keeps one session, so that no turn is sent twice."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from corolla.apps.cli.options import join_option, logging_options, require_peers, sampling_options
+from corolla.apps.cli.progress import progress
+from corolla.errors import BadInput
+
+if TYPE_CHECKING:
+    from corolla.apps.cli.conversation import Conversation, Sampling, SwarmModel
+
+CONTEXT_TOKENS = 4096
+"""Servers lease their cache for the whole length; the longest that most can give to many."""
+LEAVE = ("/exit", "/quit")
+START_ANEW = "/new"
+
+
+@click.command("chat")
+@click.argument("model", type=click.Path(path_type=Path))
+@join_option
+@sampling_options
+@click.option(
+    "--max-context", type=click.IntRange(min=2), metavar="N", help="Longest conversation, in tokens. Default: 4096."
+)
+@logging_options("warning")
+def command(
+    model: Path,
+    join: tuple[str, ...],
+    dtype: str,
+    max_new_tokens: int,
+    temperature: float | None,
+    top_p: float | None,
+    seed: int | None,
+    max_context: int | None,
+) -> None:
+    """Hold a conversation with a model served by a swarm.
+
+    MODEL is the model's directory. Ctrl-C stops an answer; /new begins anew; /exit or Ctrl-D ends.
+    """
+    peers = require_peers(join)
+    with progress("joining the swarm and loading the local half of the model"):
+        from corolla.apps.cli.conversation import PRIVACY_NOTE, Sampling, open_model
+
+        sampling = Sampling(max_new_tokens, temperature, top_p, seed)
+        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype)
+    if not swarm_model.has_chat_template:
+        raise BadInput(f"{model} has no chat template; use `corolla generate --raw`")
+    click.echo(f"{PRIVACY_NOTE} /exit ends.", err=True)
+    longest = max_context or min(CONTEXT_TOKENS, swarm_model.model.max_positions or CONTEXT_TOKENS)
+    while converse(swarm_model, sampling, longest):
+        click.echo("(a new conversation)", err=True)
+
+
+def converse(swarm_model: "SwarmModel", sampling: "Sampling", max_context: int) -> bool:
+    """One conversation; True when the user wants another."""
+    from corolla.apps.cli.conversation import Conversation
+
+    with swarm_model.model.inference_session(max_length=max_context) as session:
+        return talk(Conversation(swarm_model, session, sampling))
+
+
+def talk(conversation: "Conversation") -> bool:
+    """Question and answer until the user ends it (False) or wants a new conversation (True)."""
+    while (said := _read_line()) not in (None, *LEAVE):
+        if said == START_ANEW:
+            return True
+        if said:
+            _answer(conversation, said)
+    return False
+
+
+def _read_line() -> str | None:
+    """What the user typed, None at the end of input."""
+    try:
+        return input("> " if click.get_text_stream("stdin").isatty() else "").strip()
+    except EOFError:
+        return None
+
+
+def _answer(conversation: "Conversation", question: str) -> None:
+    try:
+        conversation.ask(question, lambda part: click.echo(part, nl=False))
+    except KeyboardInterrupt:
+        click.echo(" (stopped)", err=True)
+    except BadInput as full:  # the session is as long as it may be; the user decides what to do
+        click.echo(f"{full}; {START_ANEW} begins a new conversation", err=True)
+    click.echo()

@@ -1,0 +1,51 @@
+"""`corolla generate`: one prompt, one answer."""
+
+from pathlib import Path
+
+import click
+
+from corolla.apps.cli.options import (
+    join_option,
+    logging_options,
+    require_peers,
+    sampling_options,
+)
+from corolla.apps.cli.progress import progress
+
+
+@click.command("generate")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("prompt")
+@join_option
+@sampling_options
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
+@logging_options("warning")
+def command(
+    model: Path,
+    prompt: str,
+    join: tuple[str, ...],
+    dtype: str,
+    max_new_tokens: int,
+    temperature: float | None,
+    top_p: float | None,
+    seed: int | None,
+    raw: bool,
+) -> None:
+    """Continue a prompt, or answer it, with a model served by a swarm.
+
+    MODEL is the model's directory: embeddings and head are taken from it, the blocks run on servers. A PROMPT of -
+    is read from standard input. The text comes on standard output.
+    """
+    peers = require_peers(join)
+    with progress("joining the swarm and loading the local half of the model"):
+        from corolla.apps.cli.conversation import PRIVACY_NOTE, Conversation, Sampling, open_model
+
+        sampling = Sampling(max_new_tokens, temperature, top_p, seed)
+        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype)
+    text = click.get_text_stream("stdin").read() if prompt == "-" else prompt
+    click.echo(PRIVACY_NOTE, err=True)
+    is_chat = swarm_model.has_chat_template and not raw
+    tokens = swarm_model.encode_chat([{"role": "user", "content": text}]) if is_chat else swarm_model.encode(text)
+    with swarm_model.model.inference_session(max_length=len(tokens) + max_new_tokens) as session:
+        Conversation(swarm_model, session, sampling).complete(tokens, lambda part: click.echo(part, nl=False))
+    click.echo()

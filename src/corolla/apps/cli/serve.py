@@ -1,0 +1,100 @@
+"""`corolla serve`: host a span of a model's blocks."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from corolla.apps.cli.leaving import leave_with_parent, run_until_stopped
+from corolla.apps.cli.options import (
+    BlockSpan,
+    exit_with_parent_option,
+    identity_option,
+    join_option,
+    json_option,
+    listen_options,
+    logging_options,
+    split_addresses,
+)
+from corolla.apps.cli.ready import say_ready
+
+if TYPE_CHECKING:
+    from corolla.server.config import DTypeChoice
+
+
+class Device(click.ParamType[str]):
+    """`cpu`, `cuda`, `cuda:N` or `mps`; whether this machine has it is for the server to say."""
+
+    name = "device"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", value):
+            self.fail(f"{value!r} is not one of cpu, cuda, cuda:N, mps", param, ctx)
+        return value
+
+
+@click.command("serve")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--blocks", metavar="A:B", type=BlockSpan(), help="Host blocks A to B-1. Default: all of them.")
+@click.option("--device", metavar="cpu|cuda|cuda:N|mps", type=Device(), default="cpu", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
+    default="auto",
+    show_default=True,
+    help="Number format of weights and cache; auto keeps the checkpoint's own.",
+)
+@join_option
+@listen_options
+@identity_option
+@click.option("--name", default="", help="What `corolla status` calls this server.")
+@click.option("--model-name", metavar="NAME", help="Display name of the model. Default: its directory's.")
+@click.option(
+    "--cache-tokens", type=click.IntRange(min=1), metavar="N", help="KV cache for all sessions together, in tokens."
+)
+@json_option
+@exit_with_parent_option
+@logging_options("info")
+def command(
+    model: Path,
+    blocks: tuple[int, int] | None,
+    device: str,
+    dtype: "DTypeChoice",
+    join: tuple[str, ...],
+    listen: tuple[str, ...],
+    announce: tuple[str, ...],
+    identity: Path | None,
+    name: str,
+    model_name: str | None,
+    cache_tokens: int | None,
+    as_json: bool,
+    exit_with_parent: bool,
+) -> None:
+    """Host a span of a model's blocks until interrupted.
+
+    MODEL is a directory of safetensors with its config. Without --join a new swarm begins. Prints one line with the
+    address for others to join once it answers requests.
+    """
+    from corolla.apps.cli.network import server_network
+    from corolla.server.config import ServerConfig
+    from corolla.server.server import Ready, run_server
+
+    if exit_with_parent:
+        leave_with_parent()
+    config = ServerConfig(model=model, blocks=blocks, device=device, dtype=dtype, name=name, model_name=model_name)
+    if cache_tokens is not None:
+        config = replace(config, cache_tokens=cache_tokens)
+    network = server_network(listen=listen, announce=announce, identity=identity)
+
+    def serve(stop: asyncio.Event, ready: Callable[[], None]) -> Awaitable[None]:
+        def on_ready(server: Ready) -> None:
+            say_ready(server.peer, (server.start, server.end), server.addresses, as_json=as_json)
+            ready()
+
+        return run_server(config, network, split_addresses(join), stop=stop, on_ready=on_ready)
+
+    run_until_stopped(serve)

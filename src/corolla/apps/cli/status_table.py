@@ -1,0 +1,132 @@
+"""How `corolla status` shows a swarm: tables for people, JSON for programs.
+
+Names come from strangers. `swarm/announcement.py` has refused what cannot be printed; here they are `Text`, never
+strings with markup, so that a server called `[red]` is just that.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import click
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from corolla.apps.cli.status import ModelStatus
+from corolla.errors import as_ranges
+from corolla.ids import short
+from corolla.swarm.view import Health, ServerView
+
+STYLES: dict[Health, str] = {"healthy": "green", "fragile": "yellow", "broken": "red"}
+PLAIN_WIDTH = 120
+"""Columns when the output is no terminal."""
+
+
+def print_tables(statuses: Sequence[ModelStatus], console: Console | None = None) -> None:
+    """One table for each model."""
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    if not statuses:
+        console.print("nobody serves a model in this swarm")
+    for status in statuses:
+        console.print(headline(status))
+        if status.view.servers:
+            console.print(_table(status))
+
+
+def headline(status: ModelStatus) -> Text:
+    """`NAME: healthy, 30 blocks (fingerprint 0123…)`, with what is missing or fragile."""
+    health = status.view.health
+    text = Text.assemble((status.entry.name, "bold"), ": ", (health, STYLES[health]))
+    text.append(f", {status.entry.num_blocks} blocks, fingerprint {status.entry.fingerprint[:12]}")
+    if missing := missing_blocks(status):
+        text.append(f"; no server for {as_ranges(missing)}")
+    if fragile := status.view.fragile_blocks:
+        text.append(f"; on one server only: {as_ranges(fragile)}")
+    return text
+
+
+def missing_blocks(status: ModelStatus) -> list[int]:
+    """Without any announcement, the view does not know how many blocks there are; the index does."""
+    return status.view.missing_blocks if status.view.servers else list(range(status.entry.num_blocks))
+
+
+def print_json(statuses: Sequence[ModelStatus]) -> None:
+    click.echo(json.dumps({"models": [as_json(status) for status in statuses]}, ensure_ascii=False, indent=2))
+
+
+def as_json(status: ModelStatus) -> dict[str, Any]:
+    return {
+        "name": status.entry.name,
+        "fingerprint": status.entry.fingerprint,
+        "num_blocks": status.entry.num_blocks,
+        "health": status.view.health,
+        "missing_blocks": missing_blocks(status),
+        "fragile_blocks": status.view.fragile_blocks,
+        "coverage": [
+            {"blocks": f"{start}:{end}", "servers": count} for start, end, count in runs(status.view.coverage)
+        ],
+        "servers": [_server_as_json(server) for server in _in_order(status)],
+    }
+
+
+def runs(coverage: Sequence[int]) -> list[tuple[int, int, int]]:
+    """`[1, 1, 2]` as (start, end, servers): `(0, 2, 1), (2, 3, 2)`."""
+    result: list[tuple[int, int, int]] = []
+    start = 0
+    for count, group in groupby(coverage):
+        end = start + len(list(group))
+        result.append((start, end, count))
+        start = end
+    return result
+
+
+def _in_order(status: ModelStatus) -> list[ServerView]:
+    return sorted(status.view.servers.values(), key=lambda server: (server.start, server.end, server.peer))
+
+
+def _table(status: ModelStatus) -> Table:
+    table = Table(box=SIMPLE, pad_edge=False)
+    for name in ("blocks", "server", "name", "state", "dtype"):
+        table.add_column(name, no_wrap=name != "name")
+    for name in ("tokens/s", "free cache", "queue ms", "rtt ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for server in _in_order(status):
+        table.add_row(*(Text(cell) for cell in _cells(server)))
+    return table
+
+
+def _cells(server: ServerView) -> tuple[str, ...]:
+    said = server.announcement
+    return (
+        f"{server.start}:{server.end}",
+        f"…{short(server.peer)}",
+        said.name,
+        said.state,
+        said.dtype,
+        f"{said.decode_tokens_per_s:.1f}" if said.decode_tokens_per_s else "–",
+        f"{said.free_cache_tokens}",
+        f"{said.queue_s * 1000:.0f}",
+        "no answer" if server.rtt_s is None else f"{server.rtt_s * 1000:.1f}",
+    )
+
+
+def _server_as_json(server: ServerView) -> dict[str, Any]:
+    said = server.announcement
+    return {
+        "peer": server.peer,
+        "name": said.name,
+        "blocks": f"{server.start}:{server.end}",
+        "state": said.state,
+        "dtype": said.dtype,
+        "decode_tokens_per_s": said.decode_tokens_per_s,
+        "prefill_tokens_per_s": said.prefill_tokens_per_s,
+        "free_cache_tokens": said.free_cache_tokens,
+        "queue_s": said.queue_s,
+        "rtt_s": server.rtt_s,
+        "version": said.version,
+    }

