@@ -13,7 +13,7 @@ from corolla.client.config import ClientConfig
 from corolla.client.connection import Connection
 from corolla.errors import BadInput
 from corolla.models.checkpoint import open_checkpoint
-from corolla.net.libp2p import NetworkConfig
+from corolla.net.libp2p.config import NetworkConfig
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ class AutoDistributedModelForCausalLM:
             raise BadInput(f"from_pretrained does not know {', '.join(sorted(unknown))}")
         peers = resolve_peers(initial_peers)
         checkpoint = open_checkpoint(Path(name_or_dir))
-        connection = Connection(network or NetworkConfig(client_mode=True), config or ClientConfig(), peers)
+        connection = Connection(network or NetworkConfig(is_client=True), config or ClientConfig(), peers)
         try:
             from corolla.client.model import load_distributed_model
 

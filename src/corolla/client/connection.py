@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from corolla.client.background import background_loop
 from corolla.client.config import ClientConfig
 from corolla.client.swarm import Swarm, join_swarm
-from corolla.net.libp2p import NetworkConfig, open_transport
+from corolla.net.libp2p.config import NetworkConfig
+from corolla.net.libp2p.transport import open_transport
 
 T = TypeVar("T")
 

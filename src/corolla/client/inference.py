@@ -6,6 +6,7 @@ from types import TracebackType
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from corolla.client.connection import Connection
 from corolla.client.router import ServedModel
@@ -50,6 +51,11 @@ class InferenceSession:
             self._session.trim(num_tokens)
         elif num_tokens != 0:
             raise BadInput(f"cannot go to position {num_tokens}: the session holds no tokens yet")
+
+    @property
+    def rows(self) -> int:
+        """Sequences held; 0 before the first step."""
+        return 0 if self._session is None else self._session.rows
 
     @property
     def timings(self) -> list[HopTiming]:
@@ -145,26 +151,19 @@ class SessionCache(LocalCache):
     What transformers does to a cache becomes what the protocol says: crop → trim, reorder → row gather.
     """
 
-    def __init__(self, config: object, session: InferenceSession) -> None:
+    def __init__(self, config: PretrainedConfig, session: InferenceSession) -> None:
         super().__init__(config)
         self.session = session
+        self.position.num_tokens = session.position
+        self.rows = session.rows
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.session.position
+    def trim(self, num_tokens: int) -> None:
+        self.session.position = num_tokens
+        super().trim(num_tokens)
 
-    def crop(self, max_length: int) -> None:
-        held = self.session.position
-        self.session.position = held + max_length if max_length < 0 else min(max_length, held)
-        self.set_length(self.session.position)
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.session.gather(beam_idx.tolist())
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.session.gather(indices.tolist())
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        raise BadInput("give the prompt once for each row: rows of a session cannot be multiplied after the first step")
+    def gather(self, rows: Sequence[int]) -> None:
+        self.session.gather(rows)
+        super().gather(rows)
 
 
 def _needed_ids(session: Session, token_ids: Tensor | None, start: int, end: int) -> WireTensor | None:

@@ -38,6 +38,8 @@ class Session:
         self.max_tokens = max_tokens
         self.max_rows = max_rows
         self.position = 0
+        self.rows = 0
+        """Sequences held; 0 before the first step."""
         self.timings: list[HopTiming] = []
         """Of the last step, one for each hop in order."""
         self._hops = list(hops)
@@ -113,6 +115,7 @@ class Session:
             output = await self._through_the_hops(step, num_tokens, want)
             self._step_no += 1
             self.position += num_tokens
+            self.rows = hidden.shape[-3]
             self._trim_to = self._rows = None
             return output
 

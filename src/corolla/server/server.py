@@ -15,7 +15,8 @@ from corolla.errors import BadInput, SwarmError
 from corolla.ids import PeerId
 from corolla.models.checkpoint import Checkpoint, open_checkpoint
 from corolla.models.fingerprint import fingerprint
-from corolla.net.libp2p import NetworkConfig, open_transport
+from corolla.net.libp2p.config import NetworkConfig
+from corolla.net.libp2p.transport import open_transport
 from corolla.net.streams import Transport
 from corolla.server.config import ServerConfig
 from corolla.server.executor import DeviceThread
@@ -104,12 +105,13 @@ def _within_model(config: ServerConfig, checkpoint: Checkpoint) -> ServerConfig:
 
 def _load(config: ServerConfig, checkpoint: Checkpoint, start: int, end: int) -> "tuple[Span, tuple[float, float]]":
     """The span and its speed (decode, prefill: tokens a second); runs beside the network's start."""
-    from corolla.models.loading import resolve_dtype
-    from corolla.models.span import load_span
+    from corolla.models.loading import load_span
+    from corolla.models.tensors import TORCH_DTYPES
     from corolla.server.speed import measure_speed
 
     began = time.perf_counter()
-    span = load_span(checkpoint, start, end, dtype=resolve_dtype(config.dtype), device=config.device)
+    dtype = None if config.dtype == "auto" else TORCH_DTYPES[config.dtype]
+    span = load_span(checkpoint, start, end, dtype=dtype, device=config.device)
     speed = measure_speed(span)
     log.info("span loaded", extra={"blocks": f"{start}:{end}", "seconds": round(time.perf_counter() - began, 1)})
     return span, speed

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from corolla.models.cache import SpanCache
 from corolla.models.span import Span
-from corolla.models.tensors import TORCH_DTYPES, to_torch, to_wire, wire_dtype
+from corolla.models.tensors import TORCH_DTYPES, to_torch, to_wire
+from corolla.models.tensors import wire_dtype as name_of
 from corolla.server.runner import SessionCache, SpanFacts
 from corolla.wire.messages import Step, Want
 from corolla.wire.tensors import DType, WireTensor
@@ -33,7 +34,7 @@ class TorchSpanRunner:
             start=span.start,
             end=span.end,
             hidden_size=span.hidden_size,
-            dtype=wire_dtype(span.dtype),
+            dtype=name_of(span.dtype),
             needs_token_ids=can.needs_token_ids,
             can_trim=can.can_trim,
             prefill_in_chunks=can.prefill_in_chunks,
@@ -42,7 +43,7 @@ class TorchSpanRunner:
     def new_cache(self, start: int, end: int, max_tokens: int) -> SpanSession:
         return SpanSession(start, end)
 
-    def run(self, cache: SessionCache, step: Step, want: Want, dtype: DType) -> WireTensor | None:
+    def run(self, cache: SessionCache, step: Step, want: Want, wire_dtype: DType) -> WireTensor | None:
         assert isinstance(cache, SpanSession)
         output = self.span.forward(
             to_torch(step.hidden, self.span.device),
@@ -55,12 +56,12 @@ class TorchSpanRunner:
             return None
         if want == "last":
             output = output[..., -1:, :]
-        return to_wire(output.to(TORCH_DTYPES[dtype]))
+        return to_wire(output.to(TORCH_DTYPES[wire_dtype]))
 
     def _prepared(self, session: SpanSession, step: Step) -> SpanCache:
         """The session's cache, trimmed and gathered as the step says."""
         if session.cache is None:
-            session.cache = self.span.new_cache(step.hidden.shape[-3], session.start, session.end)
+            session.cache = self.span.new_cache(step.hidden.shape[-3])
             return session.cache
         if step.trim_to is not None:
             session.cache.trim(step.trim_to)
