@@ -1,0 +1,161 @@
+"""A watcher's view follows the swarm, whatever single peers publish."""
+
+import asyncio
+import logging
+import random
+
+import msgspec
+import pytest
+
+from corolla.ids import Fingerprint, PeerId
+from corolla.net.memory.loop import run_virtual
+from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.net.records import Record
+from corolla.swarm.announcement import Announcement, ModelEntry, announcement_key
+from corolla.swarm.watch import Watcher, clock_ahead_s, list_models
+
+FINGERPRINT = Fingerprint("0123456789abcdef" * 2)
+KEY = announcement_key(FINGERPRINT)
+
+
+def announcement(start: int, end: int, *, num_blocks: int = 4, announced_at: float = 0.0) -> Announcement:
+    return Announcement(
+        state="online",
+        start=start,
+        end=end,
+        num_blocks=num_blocks,
+        fingerprint=FINGERPRINT,
+        model_name="model",
+        dtype="float32",
+        announced_at=announced_at,
+    )
+
+
+async def join_all(boot: MemoryTransport, *others: MemoryTransport) -> None:
+    for other in others:
+        await other.join(boot.addresses, timeout_s=5)
+
+
+def test_the_view_follows_servers_that_come_change_and_expire() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a") as a, network.transport("b") as b:
+            await join_all(boot, a, b)
+            watcher = Watcher(boot, FINGERPRINT)
+            assert not watcher.view.servers
+            assert await a.records.put(KEY, announcement(0, 2).encode(), 60)
+            assert (await watcher.refresh()).missing_blocks == [2, 3]
+            assert await b.records.put(KEY, announcement(2, 4).encode(), 180)
+            assert (await watcher.refresh()).missing_blocks == []
+            assert watcher.view.servers[b.peer].expires_at == pytest.approx(b.wall_time() + 180, abs=1)
+            await asyncio.sleep(61)
+            assert (await watcher.refresh()).missing_blocks == [0, 1]
+
+    run_virtual(scenario())
+
+
+def test_bad_records_cost_only_themselves_and_are_counted() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        values = {
+            "honest": announcement(0, 4).encode(),
+            "junk": b"\xff\xffjunk",
+            "outside": msgspec.msgpack.encode(announcement(0, 5)),
+            "other": msgspec.msgpack.encode(msgspec.structs.replace(announcement(0, 4), fingerprint="f" * 32)),
+            "deeper": announcement(0, 9, num_blocks=9).encode(),
+            "second": announcement(0, 4).encode(),
+        }
+        async with network.transport("boot") as boot:
+            watcher = Watcher(boot, FINGERPRINT)
+            peers = {name: network.transport(name) for name in values}
+            for name, peer in peers.items():
+                await peer.__aenter__()
+                await peer.join(boot.addresses, timeout_s=5)
+                assert await peer.records.put(KEY, values[name], 60)
+            view = await watcher.refresh()
+            assert set(view.servers) == {peers["honest"].peer, peers["second"].peer}
+            assert sum(watcher.rejected.values()) == 4
+            assert len(watcher.rejected) == 4
+            for peer in peers.values():
+                await peer.close()
+
+    run_virtual(scenario())
+
+
+def test_keeping_fresh_reads_once_a_period_until_cancelled() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a") as a:
+            await join_all(boot, a)
+            watcher = Watcher(boot, FINGERPRINT)
+            keeping = asyncio.create_task(watcher.keep_fresh(30))
+            await asyncio.sleep(1)
+            await a.records.put(KEY, announcement(0, 4).encode(), 180)
+            await asyncio.sleep(28)
+            assert not watcher.view.servers
+            await asyncio.sleep(2)
+            assert watcher.view.missing_blocks == []
+            network.kill(a.peer)
+            await asyncio.sleep(180)
+            assert not watcher.view.servers
+            keeping.cancel()
+
+    run_virtual(scenario())
+
+
+def test_a_clock_that_is_off_is_reported_once_and_a_right_one_never(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> dict[str, str]:
+        network = MemoryNetwork(random.Random(0))
+        async with (
+            network.transport("boot") as boot,
+            network.transport("right") as right,
+            network.transport("ahead", clock_skew_s=50) as ahead,
+            network.transport("behind", clock_skew_s=-50) as behind,
+        ):
+            await join_all(boot, right, ahead, behind)
+            watcher = Watcher(boot, FINGERPRINT)
+            for _ in range(5):
+                for server in (right, ahead, behind):
+                    said = announcement(0, 4, announced_at=server.wall_time())
+                    assert await server.records.put(KEY, said.encode(), 180)
+                await asyncio.sleep(10)
+                assert len((await watcher.refresh()).servers) == 3
+                await asyncio.sleep(20)
+            return {"ahead": ahead.peer[-8:], "behind": behind.peer[-8:]}
+
+    with caplog.at_level(logging.WARNING, "corolla.swarm.watch"):
+        peers = run_virtual(scenario())
+    reported = {record.__dict__["peer"]: record.__dict__["ahead_s"] for record in caplog.records}
+    assert len(caplog.records) == 2
+    assert 35 <= reported[peers["ahead"]] <= 50
+    assert -50 <= reported[peers["behind"]] <= -20
+
+
+@pytest.mark.parametrize(
+    ("announced_at", "unseen_s", "ahead_s"),
+    [(108.0, None, 8.0), (100.0, None, 0.0), (40.0, None, 0.0), (95.0, 10.0, 0.0), (60.0, 30.0, -10.0)],
+)
+def test_how_far_ahead_a_clock_must_be(announced_at: float, unseen_s: float | None, ahead_s: float) -> None:
+    assert clock_ahead_s(announced_at, 100.0, unseen_s) == pytest.approx(ahead_s)
+
+
+def test_models_are_listed_once_under_their_commonest_name() -> None:
+    other = Fingerprint("f" * 32)
+
+    def record(peer: str, value: bytes) -> Record:
+        return Record(PeerId(peer), value, expires_at=0.0)
+
+    def entry(name: str, fingerprint: Fingerprint) -> bytes:
+        return ModelEntry(name=name, fingerprint=fingerprint, num_blocks=30).encode()
+
+    listed = list_models(
+        [
+            record("a", entry("smol", FINGERPRINT)),
+            record("b", entry("my copy", FINGERPRINT)),
+            record("c", entry("smol", FINGERPRINT)),
+            record("d", entry("smol", other)),
+            record("e", b"junk"),
+            record("f", msgspec.msgpack.encode(["evil\x1b[2J", other, 30])),
+        ]
+    )
+    assert [(model.name, model.fingerprint) for model in listed] == [("smol", FINGERPRINT), ("smol", other)]
