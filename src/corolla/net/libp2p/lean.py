@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _BARE: Final[Mapping[str, tuple[str, ...]]] = {
     "hivemind": (),
-    "hivemind.utils": ("logging", "asyncio", "timed_storage", "serializer", "nested", "mpfuture"),
+    "hivemind.utils": ("logging", "asyncio", "timed_storage", "serializer"),
     "hivemind.dht": (),
 }
 """Packages loaded without their `__init__`, and the submodules that hold the names it would have offered."""
@@ -124,7 +124,7 @@ def _bare_packages(base: Path) -> Iterator[None]:
 
 def _bare_package(name: str, path: Path, submodules: tuple[str, ...]) -> ModuleType:
     def look_up(attribute: str) -> Any:
-        for submodule in submodules:
+        for submodule in () if attribute.startswith("__") else submodules:
             found = importlib.import_module(f"{name}.{submodule}")
             if hasattr(found, attribute):
                 return getattr(found, attribute)
