@@ -81,6 +81,10 @@ class Links:
             return self._rng.randrange(1, min(num_bytes, MAX_PIECE_BYTES + 1))
         return min(num_bytes, MAX_PIECE_BYTES)
 
+    def joins_pieces(self) -> bool:
+        """Whether two pieces that arrived together are read in one call; so no writer's borders are kept."""
+        return self._rng.random() < 1 / 2
+
     def cut(self, link: Link) -> None:
         self._cut.add(link)
 

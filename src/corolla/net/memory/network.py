@@ -185,6 +185,8 @@ class MemoryTransport:
 
     async def join(self, addresses: Sequence[str], *, timeout_s: float) -> None:
         peers = [_peer_of(address) for address in addresses]
+        if not self._is_running:
+            raise NoPeers("this peer's own transport is not running")
         try:
             async with asyncio.timeout(timeout_s):
                 await self._meet_any(peers)
@@ -229,7 +231,7 @@ class MemoryTransport:
 
     def end(self, reason: str) -> None:
         """Be gone, with all streams. What had left before still arrives."""
-        if self._lost is None or self._lost.done():
+        if self._lost is None or not self._is_running:
             return
         for stream in list(self._streams):
             stream.fail(reason, told_to_peer="reset by the other side")
@@ -237,6 +239,10 @@ class MemoryTransport:
             self._rejoin.cancel()
         self._lost.set_result(reason)
         self.network.leave(self)
+
+    @property
+    def _is_running(self) -> bool:
+        return self._lost is not None and not self._lost.done()
 
     def rejoin_later(self) -> None:
         """Meet the bootstrap peers again in a while, should they be there but not know us."""
@@ -266,7 +272,7 @@ class MemoryTransport:
                 await self._links.cross((peer, self.peer))
         except TimeoutError:
             return False
-        if other is None or other is self:
+        if other is None or other is self or not self._is_running:
             return False
         self._get_to_know(other)
         return True
@@ -279,7 +285,7 @@ class MemoryTransport:
 
     async def _reach(self, peer: PeerId) -> "MemoryTransport":
         """Be at that peer's door: one way of the travel. Raises HopFailed when nobody knows it or is there."""
-        if self._lost is None or self._lost.done():
+        if not self._is_running:
             raise HopFailed(peer, "our own transport is not running")
         if peer not in self.known and peer not in self.network.reachable(self):
             await asyncio.sleep(max((self._round_trip_s(known) for known in self.network.reachable(self)), default=0.0))

@@ -153,11 +153,11 @@ class Pipe:
             self._arrived.clear()
 
     def _joined_with_next(self, first: memoryview) -> memoryview:
-        """`first`, with small pieces that arrived behind it: a byte stream keeps no borders."""
+        """`first`, often with small pieces that arrived behind it: a byte stream keeps no borders."""
         pieces, total = [first], len(first)
         while self._arrived and not isinstance(following := self._arrived[0], _End):
             total += len(following)
-            if total > MAX_PIECE_BYTES:
+            if total > MAX_PIECE_BYTES or not self._links.joins_pieces():
                 break
             pieces.append(following)
             self._arrived.popleft()
