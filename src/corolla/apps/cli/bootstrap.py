@@ -21,7 +21,7 @@ from corolla.apps.cli.ready import say_ready
 from corolla.errors import SwarmError
 
 if TYPE_CHECKING:
-    from corolla.net.libp2p import NetworkConfig
+    from corolla.net.libp2p.config import NetworkConfig
 
 
 @click.command("bootstrap")
@@ -58,7 +58,7 @@ async def _bootstrap(
 ) -> None:
     """Be there until `stop` is set. Raises NoPeers, or SwarmError when the network daemon dies."""
     from corolla.apps.cli.network import JOIN_TIMEOUT_S
-    from corolla.net.libp2p import open_transport
+    from corolla.net.libp2p.transport import open_transport
 
     async with open_transport(network) as transport:
         if peers:

@@ -1,5 +1,6 @@
 """`corolla chat`: a conversation on the terminal that keeps one session, so that no turn is sent twice."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,7 @@ def talk(conversation: "Conversation") -> bool:
 def _read_line() -> str | None:
     """What the user typed, None at the end of input."""
     try:
-        return input("> " if click.get_text_stream("stdin").isatty() else "").strip()
+        return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
         return None
 

@@ -1,5 +1,6 @@
 """`corolla generate`: one prompt, one answer."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -42,7 +43,7 @@ def command(
 
         sampling = Sampling(max_new_tokens, temperature, top_p, seed)
         swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype)
-    text = click.get_text_stream("stdin").read() if prompt == "-" else prompt
+    text = sys.stdin.read() if prompt == "-" else prompt
     click.echo(PRIVACY_NOTE, err=True)
     is_chat = swarm_model.has_chat_template and not raw
     tokens = swarm_model.encode_chat([{"role": "user", "content": text}]) if is_chat else swarm_model.encode(text)

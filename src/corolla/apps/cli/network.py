@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from corolla.net.libp2p import NetworkConfig
+from corolla.net.libp2p.config import NetworkConfig
 
 JOIN_TIMEOUT_S = 30.0
 """How long a serving peer tries the addresses of `--join`; a restarting bootstrap peer is back within that."""

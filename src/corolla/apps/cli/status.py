@@ -51,7 +51,7 @@ def command(models: tuple[str, ...], join: tuple[str, ...], as_json: bool) -> No
 
 async def _ask(peers: Sequence[str], wanted: Sequence[str]) -> list[ModelStatus]:
     from corolla.apps.cli.network import client_network
-    from corolla.net.libp2p import open_transport
+    from corolla.net.libp2p.transport import open_transport
 
     async with open_transport(client_network()) as transport:
         await transport.join(peers, timeout_s=JOIN_TIMEOUT_S)

@@ -40,7 +40,7 @@ class ToySpan:
     def new_cache(self, start: int, end: int, max_tokens: int) -> ToyCache:
         return ToyCache(start, end)
 
-    def run(self, cache: SessionCache, step: Step, want: Want, dtype: DType) -> WireTensor | None:
+    def run(self, cache: SessionCache, step: Step, want: Want, wire_dtype: DType) -> WireTensor | None:
         assert isinstance(cache, ToyCache)
         if step.trim_to is not None:
             cache.rows = [row[: step.trim_to] for row in cache.rows]
