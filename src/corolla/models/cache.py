@@ -12,7 +12,7 @@ from typing import Final, cast
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PretrainedConfig
+from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import (
     CacheLayerMixin,
     DynamicLayer,
@@ -42,30 +42,35 @@ class GrowingLayer(DynamicLayer):
     """A full-attention layer in buffers that grow by `GROWTH_TOKENS`.
 
     `keys` and `values` [rows, heads, tokens, head_dim] are views of the buffers' filled part. A crop shortens the
-    view; what replaces it by a tensor of its own (gathered rows) gets new buffers at the next update.
+    view; rows gathered into tensors of their own get room to grow at the next update.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        self.buffers: tuple[Tensor, Tensor] | None = None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        if self._buffers is None or not self.is_initialized:
+        if self.buffers is None:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states[..., :0, :], value_states[..., :0, :]
-            self._buffers = self.keys, self.values
-        key_buffer = _with_room(self._buffers[0], self.keys, key_states.shape[-2])
-        value_buffer = _with_room(self._buffers[1], self.values, value_states.shape[-2])
-        self.keys = _append(key_buffer, self.keys.shape[-2], key_states)
-        self.values = _append(value_buffer, self.values.shape[-2], value_states)
-        self._buffers = key_buffer, value_buffer
+            self.buffers = self.keys, self.values
+        keys, values = self.keys, self.values
+        assert keys is not None, "set with the buffers"
+        assert values is not None, "set with the buffers"
+        self.buffers = (
+            _with_room(self.buffers[0], keys, key_states.shape[-2]),
+            _with_room(self.buffers[1], values, value_states.shape[-2]),
+        )
+        self.keys = _append(self.buffers[0], keys.shape[-2], key_states)
+        self.values = _append(self.buffers[1], values.shape[-2], value_states)
         return self.keys, self.values
 
-    @property
-    def buffers(self) -> tuple[Tensor, ...]:
-        return self._buffers or ()
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        super().reorder_cache(beam_idx)
+        if self.keys is not None and self.values is not None:
+            self.buffers = self.keys, self.values  # the old ones are free at once, not at the next update
 
 
 def _with_room(buffer: Tensor, filled: Tensor, num_new: int) -> Tensor:
@@ -122,7 +127,7 @@ def _is_sliding(kind: type[object]) -> bool:
 class GhostedCache(DynamicCache):
     """A cache of one layer for each block of the model, of which those in `hosted` are real and the others ghosts."""
 
-    def __init__(self, config: PretrainedConfig, hosted: range) -> None:
+    def __init__(self, config: PreTrainedConfig, hosted: range) -> None:
         super().__init__(config=config)
         self.position = Position()
         self.hosted = hosted
@@ -148,7 +153,7 @@ def _ghost(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, position: Po
 class SpanCache(GhostedCache):
     """What one session holds on a server: the state of blocks `[start, end)` for `rows` sequences."""
 
-    def __init__(self, config: PretrainedConfig, start: int, end: int, rows: int) -> None:
+    def __init__(self, config: PreTrainedConfig, start: int, end: int, rows: int) -> None:
         super().__init__(config, range(start, end))
         self.rows = rows
         for layer in self._hosted_layers():
@@ -191,7 +196,7 @@ class SpanCache(GhostedCache):
         num_removed = self.num_tokens - num_tokens
         if num_removed:
             for layer in self._hosted_layers():
-                layer.crop(-num_removed)
+                cast("DynamicLayer", layer).crop(-num_removed)
         self.position.num_tokens = num_tokens
 
     @torch.inference_mode()
@@ -224,7 +229,7 @@ def _can_remove(layer: CacheLayerMixin, num_removed: int) -> bool:
 
 
 def _allocated(layer: CacheLayerMixin) -> Iterable[Tensor]:
-    return layer.buffers if isinstance(layer, GrowingLayer) else _tensors(layer)
+    return layer.buffers or () if isinstance(layer, GrowingLayer) else _tensors(layer)
 
 
 def _tensors(layer: CacheLayerMixin) -> Iterable[Tensor]:

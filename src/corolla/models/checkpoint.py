@@ -7,12 +7,12 @@ sentence that names the file. Pickled weights are never opened.
 
 import json
 import math
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, cast
+from typing import BinaryIO, Final, cast
 
 from corolla.errors import BadInput
 
@@ -162,11 +162,11 @@ def _read_shard(file: Path) -> dict[str, TensorInfo]:
 
 def _read_header(file: Path, file_bytes: int) -> tuple[dict[str, object], int]:
     """The header's JSON object and the offset at which tensor data begins."""
-    with file.open("rb") as stream:
+    with _opened(file) as stream:
         prefix = stream.read(8)
         if len(prefix) < 8:
             raise BadInput(f"{file}: {file_bytes} bytes are too few for a safetensors file; it is truncated")
-        (length,) = cast("tuple[int]", struct.unpack("<Q", prefix))
+        length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER_BYTES:
             raise BadInput(f"{file}: its header claims {length} bytes, the format allows {MAX_HEADER_BYTES}")
         if 8 + length > file_bytes:
@@ -210,13 +210,22 @@ def _check_layout(file: Path, file_bytes: int, tensors: dict[str, TensorInfo]) -
 
 
 def _read_json_object(file: Path, if_missing: str) -> dict[str, object]:
+    if not file.is_file():
+        raise BadInput(f"{file}: {if_missing}")
+    with _opened(file) as stream:
+        content = stream.read(MAX_HEADER_BYTES + 1)
+    if len(content) > MAX_HEADER_BYTES:
+        raise BadInput(f"{file}: is larger than {MAX_HEADER_BYTES} bytes, which no honest one is")
+    return _parse_object(file, content)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
     try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        raise BadInput(f"{file}: {if_missing}") from None
+        with file.open("rb") as stream:
+            yield stream
     except OSError as error:
         raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
-    return _parse_object(file, content)
 
 
 def _parse_object(file: Path, content: bytes) -> dict[str, object]:

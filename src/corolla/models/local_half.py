@@ -14,14 +14,14 @@ from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from corolla.errors import BadInput
 from corolla.models.cache import GhostedCache
 from corolla.models.checkpoint import Checkpoint
-from corolla.models.loading import causal_class, inspect_family, load_pruned, outline_of, pruned_class, read_config
+from corolla.models.family import Structure, causal_class, inspect_family, outline_of, read_config
+from corolla.models.loading import load_pruned, pruned_class
 from corolla.models.skeleton import PassThrough, SkeletonBlocks, find_blocks, hidden_argument, prune, text_config
-from corolla.models.span import Structure
 
 
 class LocalCache(GhostedCache):
@@ -30,7 +30,7 @@ class LocalCache(GhostedCache):
     The mixin subclasses it: `trim` and `gather` are the only two changes that transformers asks for.
     """
 
-    def __init__(self, config: PretrainedConfig) -> None:
+    def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(text_config(config), range(0))
         self.rows = 0
         """Sequences held; 0 before the first step."""
@@ -115,10 +115,10 @@ class LocalHalf:
         return LocalCache(cast("PreTrainedModel", self).config)
 
     def _prepare_cache_for_generation(
-        self, _generation_config: object, model_kwargs: dict[str, object], *_args: object, **_kwargs: object
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, object], *_args: object, **_kwargs: object
     ) -> None:
-        """Where `generate` makes its cache: ours, unless the caller brought one."""
-        if model_kwargs.get(self.structure.cache_argument) is None:
+        """Where `generate` makes its cache: ours, unless the caller brought one or wants none."""
+        if generation_config.use_cache is not False and model_kwargs.get(self.structure.cache_argument) is None:
             model_kwargs[self.structure.cache_argument] = self.new_local_cache()
 
 
@@ -137,9 +137,8 @@ def load_local_half(
     outline = outline_of(family, config)
     structure = inspect_family(outline)
     prune(outline, 0, 0, keep_ends=True)
-    kind = pruned_class(family, (mixin,), 0, 0, keep_ends=True)
-    kind.structure = structure
-    kind.forward = _forward_through_swarm(family, structure)
+    members = {"structure": structure, "forward": _forward_through_swarm(family, structure)}
+    kind = pruned_class(family, 0, 0, keep_ends=True, bases=(mixin,), members=members)
     model = load_pruned(checkpoint, kind, outline, dtype=dtype, device=device)
     _put_swarm_in_place(model)
     if (checkpoint.directory / "generation_config.json").is_file():
@@ -257,8 +256,8 @@ def _left_padding(attention_mask: Tensor | None, num_rows: int, num_tokens: int)
         return None
     if attention_mask.shape != (num_rows, num_tokens):
         raise BadInput(
-            f"attention_mask is {list(attention_mask.shape)}; it must cover {num_rows} rows and {num_tokens} positions, "
-            "cached ones included"
+            f"attention_mask is {list(attention_mask.shape)}; it must cover {num_rows} rows and, cached ones included, "
+            f"{num_tokens} positions"
         )
     mask = attention_mask.bool()
     if bool(mask.all()):

@@ -14,11 +14,11 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NoReturn, cast, overload
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from corolla.errors import BadInput
 
@@ -35,12 +35,12 @@ class BlockList:
         setattr(self.owner, self.attribute, blocks)
 
 
-def text_config(config: PretrainedConfig) -> PretrainedConfig:
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The decoder's part of a config: itself, or the text part of one that also sees or hears."""
-    return cast("PretrainedConfig", config.get_text_config(decoder=True))
+    return config.get_text_config(decoder=True)
 
 
-def block_count(config: PretrainedConfig) -> int:
+def block_count(config: PreTrainedConfig) -> int:
     return int(text_config(config).num_hidden_layers)
 
 
@@ -76,7 +76,7 @@ class _StandIn(nn.Module):
     def donor(self) -> nn.Module:
         return self.__dict__["_donor"]
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         modules = self.__dict__.get("_modules", {})
         return modules[name] if name in modules else getattr(self.__dict__["_donor"], name)
 
@@ -97,8 +97,10 @@ class PassThrough(_StandIn):
 class StubEmbedding(_StandIn):
     """Stands for an embedding table that a server does not hold. What it gives is replaced at the first block."""
 
-    def __call__(self, *_args: object, **_kwargs: object) -> Tensor:
-        return torch.zeros(1, 1, int(cast("int", self.embedding_dim)))  # broadcasts with any batch and length
+    def __call__(self, *args: object, **kwargs: object) -> Tensor:
+        device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        # One position of one row: broadcasts with any batch and length.
+        return torch.zeros(1, 1, self.embedding_dim, dtype=self.weight.dtype, device=device)
 
 
 class StubModule(_StandIn):
@@ -109,46 +111,42 @@ class StubModule(_StandIn):
 
 
 class SpanDone(BaseException):
-    """Leaves the family's forward after the last hosted block."""
+    """Leaves the family's forward after the last hosted block; no `except Exception` of the family stops it."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__()
         self.hidden = hidden
 
 
-class Entry(nn.Module):
-    """The first hosted block: computes on `incoming` instead of what the forward brings."""
+class _Around(nn.Module):
+    """A block with something before or after it; answers for the block's own attributes."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.block = block
-        self.incoming: Tensor | None = None
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        hidden, self.incoming = self.incoming, None
-        if args:
-            return self.block(hidden, *args[1:], **kwargs)
-        return self.block(**{**kwargs, hidden_name(kwargs): hidden})
-
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         modules = self.__dict__["_modules"]
         return modules[name] if name in modules else getattr(modules["block"], name)
 
 
-class Exit(nn.Module):
-    """The last hosted block: nothing after it runs."""
+class Entry(_Around):
+    """The first hosted block: computes on `incoming` instead of what the forward brings."""
 
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
+    incoming: Tensor | None = None
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        if args:
+            return self.block(self.incoming, *args[1:], **kwargs)
+        return self.block(**{**kwargs, hidden_name(kwargs): self.incoming})
+
+
+class Exit(_Around):
+    """The last hosted block: nothing after it runs."""
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         output = self.block(*args, **kwargs)
-        raise SpanDone(cast("Tensor", output[0] if isinstance(output, tuple) else output))
-
-    def __getattr__(self, name: str) -> object:
-        modules = self.__dict__["_modules"]
-        return modules[name] if name in modules else getattr(modules["block"], name)
+        raise SpanDone(output[0] if isinstance(output, tuple) else output)
 
 
 class SkeletonBlocks(nn.ModuleList):
@@ -158,11 +156,7 @@ class SkeletonBlocks(nn.ModuleList):
         super().__init__(blocks)
         self.__dict__["_plain"] = list(blocks)
 
-    @overload
-    def __getitem__(self, idx: slice) -> "list[nn.Module]": ...
-    @overload
-    def __getitem__(self, idx: int) -> nn.Module: ...
-    def __getitem__(self, idx: int | slice) -> "nn.Module | list[nn.Module]":
+    def __getitem__(self, idx: Any) -> Any:
         return self.__dict__["_plain"][idx]
 
     def __iter__(self) -> Iterator[nn.Module]:
@@ -199,7 +193,7 @@ def _stub_outside(module: nn.Module, blocks: nn.ModuleList) -> None:
         if any(part is blocks for part in child.modules()):
             _stub_outside(child, blocks)
         elif any(True for _ in child.parameters()):
-            module._modules[name] = StubEmbedding(child) if isinstance(child, nn.Embedding) else StubModule(child)
+            setattr(module, name, StubEmbedding(child) if isinstance(child, nn.Embedding) else StubModule(child))
 
 
 def count_outputs(block: nn.Module) -> int | None:
@@ -215,6 +209,7 @@ def count_outputs(block: nn.Module) -> int | None:
 def _assigned_tuple(tree: ast.AST, name: str) -> ast.Tuple | None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
-            if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            if name in names:
                 return node.value
     return None

@@ -5,35 +5,15 @@ advanced. It runs on one device thread; two forwards of one span at once are not
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from corolla.models.cache import SpanCache
-from corolla.models.capabilities import Axis, Capabilities
+from corolla.models.capabilities import Capabilities, find_capabilities
+from corolla.models.family import Structure
 from corolla.models.skeleton import Entry, Exit, SkeletonBlocks, SpanDone, find_blocks, text_config
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """What a family's forward takes and what flows between its blocks (`loading.inspect_family`)."""
-
-    family: str
-    needs_token_ids: bool
-    takes_position_ids: bool
-    cache_argument: str
-    embedding_size: int
-    stream_shape: tuple[Axis | int, ...]
-
-    @property
-    def batch_axis(self) -> int:
-        return self.stream_shape.index("batch")
-
-    @property
-    def token_axis(self) -> int:
-        return self.stream_shape.index("tokens")
 
 
 class Span:
@@ -77,6 +57,10 @@ class Span:
     def new_cache(self, rows: int) -> SpanCache:
         """An empty cache for `rows` sequences."""
         return SpanCache(self._config, self.start, self.end, rows)
+
+    def self_test(self) -> Capabilities:
+        """What this span can do, found by a short run. Raises BadInput when it cannot serve."""
+        return find_capabilities(self)
 
     @torch.inference_mode()
     def forward(

@@ -36,8 +36,12 @@ def to_wire(tensor: Tensor) -> WireTensor:
     flat = tensor.detach().contiguous().cpu().reshape(-1)
     if flat.dtype == torch.bfloat16:
         flat = flat.view(torch.int16)  # numpy has no bfloat16; the bytes are the same
-    data = memoryview(flat.numpy()).cast("B") if flat.numel() else b""
-    return WireTensor(name, tuple(tensor.shape), data)
+    return WireTensor(name, tuple(tensor.shape), bytes_of(flat))
+
+
+def bytes_of(flat: Tensor) -> memoryview:
+    """The memory of a one-dimensional CPU tensor."""
+    return memoryview(cast("bytearray", flat.numpy())).cast("B") if flat.numel() else memoryview(b"")
 
 
 def to_torch(wire: WireTensor, device: torch.device | str = "cpu") -> Tensor:

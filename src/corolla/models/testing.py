@@ -1,16 +1,25 @@
 """Small random checkpoints, for tests and benchmarks: no download, the same numbers every time.
 
 `write_tiny` writes six blocks of any of `TINY_FAMILIES`; `write_model_s` the model "S" of the baselines in
-`docs/performance.md`. Neither has a tokenizer.
+`docs/performance.md`. Neither has a tokenizer. `load_chain` joins both halves of a model again in one process.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from corolla.models.cache import SpanCache
+from corolla.models.checkpoint import Checkpoint
+from corolla.models.family import quiet
+from corolla.models.loading import load_span
+from corolla.models.local_half import BlocksCall, LocalCache, LocalHalf, load_local_half
+from corolla.models.span import Span
 
 TINY_BLOCKS: Final = 6
 TINY_VOCABULARY: Final = 128
@@ -109,13 +118,13 @@ def write_model_s(directory: Path, *, seed: int = 0) -> Path:
     return _write(directory, "llama", _MODEL_S, seed, "1GB")
 
 
-def _write(directory: Path, family: str, settings: Mapping[str, object], seed: int, max_shard_size: str) -> Path:
-    config = cast("type[PretrainedConfig]", CONFIG_MAPPING[family])(**settings)
-    with torch.random.fork_rng(devices=[]):
+def _write(directory: Path, family: str, settings: Mapping[str, Any], seed: int, max_shard_size: str) -> Path:
+    config = CONFIG_MAPPING[family](**settings)
+    with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, dtype=torch.float32))
         _perturb(model)
-    model.save_pretrained(directory, max_shard_size=max_shard_size)
+        model.save_pretrained(directory, max_shard_size=max_shard_size)
     return directory
 
 
@@ -125,3 +134,51 @@ def _perturb(model: PreTrainedModel) -> None:
     for parameter in model.parameters():
         if parameter.dtype.is_floating_point:
             parameter.add_(torch.randn(parameter.shape) * 0.02)
+
+
+class ChainCache(LocalCache):
+    """A local cache that holds the caches of spans in this process."""
+
+    def __init__(self, config: PreTrainedConfig, spans: Sequence[Span]) -> None:
+        super().__init__(config)
+        self.spans = spans
+        self.span_caches: list[SpanCache] = []
+
+    def trim(self, num_tokens: int) -> None:
+        for cache in self.span_caches:
+            cache.trim(num_tokens)
+        super().trim(num_tokens)
+
+    def gather(self, rows: Sequence[int]) -> None:
+        for cache in self.span_caches:
+            cache.gather(rows)
+        super().gather(rows)
+
+    def start(self, rows: int) -> None:
+        if not self.span_caches:
+            self.span_caches = [span.new_cache(rows) for span in self.spans]
+
+
+class ChainedHalf(LocalHalf):
+    """A local half whose blocks are spans in this process: what a swarm must equal, without a network."""
+
+    spans: Sequence[Span] = ()
+
+    def new_local_cache(self) -> ChainCache:
+        return ChainCache(cast("PreTrainedModel", self).config, self.spans)
+
+    def run_blocks(self, call: BlocksCall) -> Tensor:
+        cache = cast("ChainCache", call.cache)
+        cache.start(call.hidden.shape[self.structure.batch_axis])
+        hidden = call.hidden
+        for span, span_cache in zip(self.spans, cache.span_caches, strict=True):
+            hidden = span.forward(hidden, span_cache, position_ids=call.position_ids, left_padding=call.left_padding)
+        return hidden.narrow(self.structure.token_axis, -1, 1) if call.last_only else hidden
+
+
+def load_chain(checkpoint: Checkpoint, cuts: Sequence[int], *, dtype: torch.dtype | None = None) -> ChainedHalf:
+    """The whole model, cut at `cuts` (`[2, 3]` makes spans 0:2, 2:3 and 3:end), in this process."""
+    borders = [0, *cuts, checkpoint.num_blocks]
+    half = load_local_half(checkpoint, ChainedHalf, dtype=dtype)
+    half.spans = [load_span(checkpoint, start, end, dtype=dtype) for start, end in pairwise(borders)]
+    return half

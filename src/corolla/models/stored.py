@@ -1,0 +1,65 @@
+"""Tensors still on disk, which the ordinary loader reads when it comes to them.
+
+transformers' loader takes a state dict and asks each entry for `[...]` only when it converts it. So a span's tensors
+are read by byte range straight into memory of their own: no copy on disk, nothing mapped that could vanish under us.
+"""
+
+from types import EllipsisType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from corolla.errors import BadInput
+from corolla.models.checkpoint import TensorInfo
+from corolla.models.tensors import bytes_of
+
+STORED_DTYPES: Final[dict[str, torch.dtype]] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+
+
+class StoredTensor:
+    """A checkpoint's entry as transformers' loader wants it: `[...]` reads it."""
+
+    def __init__(self, info: TensorInfo) -> None:
+        self.info = info
+        self.shape = torch.Size(info.shape)
+        self.dtype = stored_dtype(info)
+
+    def __getitem__(self, _everything: EllipsisType) -> Tensor:
+        return read_tensor(self.info)
+
+
+def read_tensor(info: TensorInfo) -> Tensor:
+    """One tensor, read into memory of its own. Raises BadInput when the file has shrunk since it was opened."""
+    content = torch.empty(info.nbytes, dtype=torch.uint8)
+    rest = bytes_of(content)
+    with info.file.open("rb", buffering=0) as stream:
+        stream.seek(info.start)
+        while rest:
+            num_read = stream.readinto(rest)
+            if not num_read:
+                raise BadInput(f"{info.file}: ends before byte {info.end}; it was truncated after it was opened")
+            rest = rest[num_read:]
+    return content.view(stored_dtype(info)).reshape(info.shape)
+
+
+def stored_dtype(info: TensorInfo) -> torch.dtype:
+    """torch's dtype of a stored tensor. Raises BadInput for one that torch cannot hold."""
+    dtype = STORED_DTYPES.get(info.dtype)
+    if dtype is None:
+        raise BadInput(f"{info.file}: holds {info.dtype} tensors, which corolla cannot read")
+    return dtype
