@@ -1,0 +1,70 @@
+"""`corolla bench`: what a hop, a token and a start cost on this machine."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import click
+
+from corolla.apps.cli.leaving import leave_with_parent, run_until_stopped
+from corolla.apps.cli.options import exit_with_parent_option, json_option, logging_options
+from corolla.apps.cli.ready import say_ready
+from corolla.ids import PeerId
+
+rounds_option = click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Runs of each.")
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure what a hop, a decoded token and a start cost, side by side with plain transformers."""
+
+
+@command.command("hop")
+@rounds_option
+@logging_options("warning")
+def hop(rounds: int) -> None:
+    """Milliseconds that one more server adds to a decode step, and the echo beneath it."""
+    from corolla.apps.bench.hop import run
+
+    run(rounds)
+
+
+@command.command("decode")
+@rounds_option
+@click.option("--servers", type=click.Choice(["1", "2", "4"]), default="2", show_default=True)
+@logging_options("warning")
+def decode(rounds: int, servers: str) -> None:
+    """Tokens per second over several servers against plain transformers, alternating."""
+    from corolla.apps.bench.decode import run
+
+    run(rounds, int(servers))
+
+
+@command.command("start")
+@rounds_option
+@logging_options("warning")
+def start(rounds: int) -> None:
+    """Seconds from a process's start to its first token, and to a server's ready line."""
+    from corolla.apps.bench.start import run
+
+    run(rounds)
+
+
+@command.command("echo-peer", hidden=True)
+@json_option
+@exit_with_parent_option
+@logging_options("warning")
+def echo_peer(as_json: bool, exit_with_parent: bool) -> None:
+    """The other end of `bench hop`'s echo."""
+    from corolla.apps.bench.echo import serve_echo
+
+    if exit_with_parent:
+        leave_with_parent()
+
+    def serve(stop: asyncio.Event, ready: Callable[[], None]) -> Awaitable[None]:
+        def on_ready(peer: PeerId, addresses: tuple[str, ...]) -> None:
+            say_ready(peer, None, addresses, as_json=as_json)
+            ready()
+
+        return serve_echo(stop, on_ready)
+
+    run_until_stopped(serve)
