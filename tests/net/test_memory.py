@@ -1,6 +1,7 @@
 """The faults of the in-memory network are the faults meant: delay, silence, reset; never lost or reordered bytes."""
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -119,6 +120,8 @@ def test_loss_and_jitter_delay_bytes_but_keep_them_all_in_order() -> None:
         await asyncio.sleep(300)
         assert bytes(both.theirs.received) == sent
         assert both.theirs.arrivals[-1][0] > done_at + LATENCY_S
+        times = [at for at, _ in both.theirs.arrivals]
+        assert max(later - earlier for earlier, later in itertools.pairwise(times)) > 0.15, "a retransmission's pause"
 
     with_pair(scenario, LinkConditions(latency_s=LATENCY_S, jitter_s=0.1, loss=0.2))
 
@@ -181,6 +184,19 @@ def test_back_pressure_shows_during_a_partition() -> None:
         both.network.heal([both.a.peer], [both.b.peer])
         await asyncio.sleep(1)
         assert both.ours.stream.pending_bytes == 0
+        assert len(both.theirs.received) == 1_000_000
+
+    with_pair(scenario)
+
+
+def test_a_writer_whose_acknowledgements_are_cut_off_sees_back_pressure() -> None:
+    async def scenario(both: Pair) -> None:
+        both.network.partition([both.b.peer], [both.a.peer], one_way=True)
+        both.ours.stream.write([bytes(1_000_000)])
+        await asyncio.sleep(60)
+        assert both.ours.stream.pending_bytes > 700_000
+        both.network.heal([both.b.peer], [both.a.peer], one_way=True)
+        await asyncio.sleep(1)
         assert len(both.theirs.received) == 1_000_000
 
     with_pair(scenario)
@@ -371,6 +387,34 @@ def test_after_the_bootstrap_peer_is_gone_the_others_still_find_each_other() -> 
                     await late.join(boot.addresses, timeout_s=3)
 
     run_virtual(scenario())
+
+
+def test_an_idle_peer_finds_its_bootstrap_peer_again_by_itself() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a") as a:
+            await a.join(boot.addresses, timeout_s=1)
+            network.kill(boot.peer)
+            await asyncio.sleep(300)
+            async with network.transport("boot") as again, network.transport("newcomer") as newcomer:
+                await newcomer.join(again.addresses, timeout_s=1)
+                with pytest.raises(HopFailed, match="unknown"):
+                    await newcomer.ping(a.peer, timeout_s=1)
+                await asyncio.sleep(16)
+                assert await newcomer.ping(a.peer, timeout_s=1) > 0
+
+    run_virtual(scenario())
+
+
+def test_a_keeper_does_not_replace_a_record_by_an_older_one() -> None:
+    async def scenario(both: Pair) -> None:
+        assert await both.a.records.put("key", b"new", 60)
+        old = sign_record(identity_of("a"), "key", b"old", both.a.wall_time() + 30)
+        assert not both.b.records.keep("key", both.a.peer, old)
+        both.network.kill(both.a.peer)
+        assert [record.value for record in await both.b.records.get("key")] == [b"new"]
+
+    with_pair(scenario)
 
 
 def test_records_are_split_by_a_partition_and_whole_after_it() -> None:

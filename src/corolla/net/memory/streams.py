@@ -94,9 +94,7 @@ class Pipe:
 
     def _depart(self, item: memoryview | _End, num_bytes: int) -> None:
         arrives_at = self._loop.time() + self._links.travel_s(self._link, num_bytes)
-        if self._under_way:
-            arrives_at = max(arrives_at, self._under_way[-1][0])  # jitter and loss delay, they never reorder
-        self._under_way.append((arrives_at, item))
+        self._under_way.append((arrives_at, item))  # a queue: one that would arrive sooner waits behind the others
         if len(self._under_way) == 1:
             self._loop.call_at(arrives_at, self._arrive)
 
