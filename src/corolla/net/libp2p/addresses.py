@@ -4,6 +4,7 @@ Only plain TCP: QUIC would expose an old stack to the internet for no gain here.
 """
 
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from corolla.ids import PeerId
 from corolla.net.identity import peer_id_bytes
 
 HostKind = Literal["ip4", "ip6", "dns", "dns4", "dns6"]
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def parse_host_port(text: str) -> HostPort:
         raise BadInput(f"address {text!r}: write an IPv6 address in brackets, as in [::1]:31337")
     if not colon or not host:
         raise BadInput(f"address {text!r} is not HOST:PORT, as in 0.0.0.0:31337")
-    return HostPort(_kind_of(host), host, _port(port, text))
+    return HostPort(_kind_of(host, text), host, _port(port, text))
 
 
 def parse_peer_address(text: str) -> PeerAddress:
@@ -62,7 +64,7 @@ def parse_peer_address(text: str) -> PeerAddress:
             endpoint = HostPort(kind, host, _port(port, text))
         case _:
             raise BadInput(f"address {text!r:.200} is not of the form /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID")
-    if not host or (kind in ("ip4", "ip6") and _kind_of(host) != kind):
+    if _kind_of(host, text) != ("dns" if kind.startswith("dns") else kind):
         raise BadInput(f"address {text!r:.200}: {host!r} is not an {kind} address")
     try:
         peer_id_bytes(PeerId(peer))
@@ -105,11 +107,20 @@ def most_reachable_first(multiaddrs: Sequence[str]) -> list[str]:
     return sorted(multiaddrs, key=lambda address: address.startswith(("/ip4/127.", "/ip6/::1/")))
 
 
-def _kind_of(host: str) -> HostKind:
+def _kind_of(host: str, address: str) -> Literal["ip4", "ip6", "dns"]:
     try:
-        return "ip6" if ipaddress.ip_address(host).version == 6 else "ip4"
+        parsed = ipaddress.ip_address(host)
     except ValueError:
+        if not _HOST_NAME.fullmatch(host):
+            raise BadInput(f"address {address!r:.200}: {host!r:.80} is neither an IP address nor a host name") from None
         return "dns"
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return "ip4"
+    if parsed.scope_id is not None:
+        raise BadInput(
+            f"address {address!r:.200}: an address bound to one interface (%{parsed.scope_id}) cannot be used"
+        )
+    return "ip6"
 
 
 def _port(text: str, address: str) -> int:

@@ -50,6 +50,7 @@ class Control:
         """Be connected to a peer; without addresses the daemon looks for them. Raises DaemonRefused."""
         request = _request("CONNECT")
         request.connect.peer = peer_id_bytes(peer)
+        # Without the `/p2p/ID` at their end, which hivemind encodes in a way that the daemon refuses.
         request.connect.addrs.extend(hivemind().Multiaddr(address).to_bytes() for address in multiaddrs)
         request.connect.timeout = math.ceil(timeout_s)
         await self._ask(request)

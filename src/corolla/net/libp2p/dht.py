@@ -123,7 +123,7 @@ class Dht:
                 cache_refresh_before_expiry=0,
                 reuse_get_requests=False,
             )
-        _harden(self._node.protocol, self._wall_time)
+        harden(self._node.protocol, self._wall_time)
         return self
 
     async def __aexit__(
@@ -209,7 +209,7 @@ class Dht:
         return False
 
 
-def _harden(protocol: Any, now: WallClock) -> None:
+def harden(protocol: Any, now: WallClock) -> None:
     """Bound what is kept, keep nothing as cache, and judge each record of a reply alone."""
     protocol.storage = KeptRecords(now)
     protocol.cache = KeptRecords(now, max_records=0)

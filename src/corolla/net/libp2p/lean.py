@@ -32,6 +32,8 @@ _BARE: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Packages loaded without their `__init__`, and the submodules that hold the names it would have offered."""
 
+_ADDRESS_CODECS: Final = ("cid", "domain", "fspath", "ip4", "ip6", "uint16be", "utf8")
+
 _importing = threading.Lock()
 
 _LAYOUT: Final = (
@@ -89,6 +91,8 @@ def _import_names() -> Hivemind:
     def module(name: str) -> Any:
         return importlib.import_module(f"hivemind.{name}")
 
+    for codec in _ADDRESS_CODECS:  # else imported when first used, and all of hivemind with them
+        module("utils.multiaddr.codecs").codec_by_name(codec)
     return Hivemind(
         P2P=module("p2p.p2p_daemon").P2P,
         PeerID=module("p2p.p2p_daemon_bindings.datastructures").PeerID,

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 INTRODUCTION_TIMEOUT_S: Final = 5.0
 MAX_UNINTRODUCED: Final = 256
+PAUSE_S: Final = 1.0
 
 
 class Listener:
@@ -25,6 +26,7 @@ class Listener:
         self._on_stream = on_stream
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._introductions: set[asyncio.Task[None]] = set()
+        self._resuming: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         self._sock.bind(str(self.path))
@@ -36,6 +38,8 @@ class Listener:
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()
         asyncio.get_running_loop().remove_reader(self._sock)
         self._sock.close()
         for introduction in self._introductions:
@@ -45,9 +49,10 @@ class Listener:
     def _accept(self) -> None:
         try:
             sock, _ = self._sock.accept()
-        except OSError as fault:  # BlockingIOError: it left again; EMFILE: logged, the daemon's stream ends
-            if not isinstance(fault, BlockingIOError):
-                log.warning("cannot accept a stream", extra={"fault": fault.strerror})
+        except BlockingIOError:
+            return  # it left again
+        except OSError as fault:
+            self._pause(fault)
             return
         if len(self._introductions) >= MAX_UNINTRODUCED:
             sock.close()
@@ -56,6 +61,13 @@ class Listener:
         task = asyncio.ensure_future(self._introduce(sock))
         self._introductions.add(task)
         task.add_done_callback(self._introductions.discard)
+
+    def _pause(self, fault: OSError) -> None:
+        """Out of descriptors, most likely: trying again at once would only keep the loop busy."""
+        log.warning("cannot accept streams for a while", extra={"fault": fault.strerror, "pause_s": PAUSE_S})
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._sock)
+        self._resuming = loop.call_later(PAUSE_S, loop.add_reader, self._sock, self._accept)
 
     async def _introduce(self, sock: socket.socket) -> None:
         try:

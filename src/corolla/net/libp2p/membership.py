@@ -10,11 +10,13 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from corolla.clock import loop_time
 from corolla.errors import BadInput, NoPeers, SwarmError
 from corolla.ids import PeerId
-from corolla.net.libp2p.addresses import PeerAddress, parse_peer_address
+from corolla.net.libp2p.addresses import HostPort, PeerAddress, parse_peer_address
 from corolla.net.libp2p.control import Control
 from corolla.net.libp2p.dht import Dht
 from corolla.net.records import CLOCK_SKEW_S
@@ -28,8 +30,18 @@ LOST_ROUND_S: Final = 2.0
 JOIN_PAUSE_S: Final = 0.5
 """A dead bootstrap peer fails within 0.2 s: without pauses and a window, "nobody answered" would mean nothing."""
 MAX_REMEMBERED: Final = 64
+FORGET_AFTER_S: Final = 3600.0
+"""A peer that has been silent for so long left for good; while all are silent, nobody is forgotten."""
 _ASKED_EACH_ROUND: Final = 16
 _TOLERATED_SKEW_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a peer was met, and when (loop time) it was last there."""
+
+    addresses: list[PeerAddress]
+    seen_at: float
 
 
 class Membership:
@@ -41,7 +53,7 @@ class Membership:
         self._dht = dht
         self._rng = rng
         self._bootstrap: dict[PeerId, list[PeerAddress]] = {}
-        self._remembered: dict[PeerId, list[PeerAddress]] = {}
+        self._remembered: dict[PeerId, _Place] = {}
         self._is_alone = False
         self._skew_reported = False
 
@@ -80,11 +92,11 @@ class Membership:
         connected = await self._control.connected_peers()
         self._remember(connected)
         some = self._rng.sample(sorted(self._remembered), min(_ASKED_EACH_ROUND, len(self._remembered)))
-        asked = {peer: self._remembered[peer] for peer in some} | self._bootstrap
+        asked = {peer: self._remembered[peer].addresses for peer in some} | self._bootstrap
         if not asked:
             return
         meetings = [self._meet(peer, addresses, peer in connected) for peer, addresses in asked.items()]
-        answers = await asyncio.gather(*meetings)
+        answers = await asyncio.gather(*meetings)  # each is bounded
         was_alone, self._is_alone = self._is_alone, all(reason is not None for reason in answers)
         if self._is_alone and not was_alone:
             log.warning("all peers are lost; looking for them", extra={"peers": len(asked)})
@@ -93,14 +105,18 @@ class Membership:
             await self._dht.explore()
 
     def _remember(self, connected: dict[PeerId, list[str]]) -> None:
-        """Where the peers met can be dialled; the last ones, so that strangers cannot fill our memory."""
+        """Where the peers met can be dialled; only the last ones, so that strangers cannot fill our memory."""
+        now = loop_time()
         for peer in self._dht.met_peers():
             addresses = list(_dialable(peer, connected.get(peer, ())))
             if addresses:
                 self._remembered.pop(peer, None)
-                self._remembered[peer] = addresses
-        while len(self._remembered) > MAX_REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
+                self._remembered[peer] = _Place(addresses, seen_at=now)
+        forgotten = list(self._remembered)[:-MAX_REMEMBERED]
+        if not self._is_alone:
+            forgotten += [peer for peer, place in self._remembered.items() if now - place.seen_at > FORGET_AFTER_S]
+        for peer in forgotten:
+            self._remembered.pop(peer, None)
 
     async def _meet_first(self, wanted: dict[PeerId, list[PeerAddress]], reasons: dict[PeerId, str]) -> bool:
         """Try all at once; True as soon as one has answered (the others are met in the rounds that follow)."""
@@ -122,10 +138,10 @@ class Membership:
         try:
             async with asyncio.timeout(MEET_TIMEOUT_S):
                 if not is_connected:
-                    open_now = [address for address in addresses if await _takes_connections(address)]
+                    open_now = [place for address in addresses if (place := await _find_open(address.endpoint))]
                     if not open_now:
-                        return "connection refused or no such host"
-                    await self._control.connect(peer, [place.endpoint.multiaddr for place in open_now], MEET_TIMEOUT_S)
+                        return "connection refused, or no such host"
+                    await self._control.connect(peer, [place.multiaddr for place in open_now], MEET_TIMEOUT_S)
                 answer = await self._dht.ping(peer)
         except TimeoutError:
             return f"no answer within {MEET_TIMEOUT_S:g} s"
@@ -145,16 +161,17 @@ class Membership:
         )
 
 
-async def _takes_connections(address: PeerAddress) -> bool:
-    """Whether anything listens there; asked with a connection of our own that says nothing."""
+async def _find_open(endpoint: HostPort) -> HostPort | None:
+    """The numeric address at which something listens; asked with a connection of our own that says nothing."""
     try:
-        _, writer = await asyncio.open_connection(address.endpoint.host, address.endpoint.port)
+        _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
     except OSError:
-        return False
+        return None
+    host, port = writer.get_extra_info("peername")[:2]
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    return True
+    return HostPort("ip6" if ":" in host else "ip4", host, port)
 
 
 def _by_peer(addresses: Iterable[PeerAddress]) -> dict[PeerId, list[PeerAddress]]:
