@@ -32,6 +32,8 @@ JOIN_PAUSE_S: Final = 0.5
 MAX_REMEMBERED: Final = 64
 FORGET_AFTER_S: Final = 3600.0
 """A peer that has been silent for so long left for good; while all are silent, nobody is forgotten."""
+_BACK_OFF: Final = "dial backoff"
+"""The daemon's word for not trying again yet: the reason is what it said before."""
 _ASKED_EACH_ROUND: Final = 16
 _TOLERATED_SKEW_S: Final = 3.0
 
@@ -67,13 +69,14 @@ class Membership:
         wanted.pop(self._own, None)
         self._bootstrap.update(wanted)
         reasons: dict[PeerId, str] = {}
+        has_met = False
         try:
             async with asyncio.timeout(timeout_s):
-                while not await self._meet_first(wanted, reasons):  # noqa: ASYNC110 (others' start is no event here)
+                while not (has_met := await self._meet_first(wanted, reasons)):  # noqa: ASYNC110 (others' start is no event here)
                     await asyncio.sleep(JOIN_PAUSE_S)
                 await self._dht.explore()
         except TimeoutError:
-            if not self._dht.met_peers():
+            if not has_met:
                 tried = ", ".join(addresses)
                 why = "; ".join(sorted(set(reasons.values()))) or "no answer"
                 raise NoPeers(f"no peer answered at {tried} within {timeout_s:g} s ({why})") from None
@@ -129,7 +132,8 @@ class Membership:
         finally:
             for attempt, peer in tries.items():
                 attempt.cancel()
-                if attempt.done() and not attempt.cancelled() and (reason := attempt.result()):
+                reason = attempt.result() if attempt.done() and not attempt.cancelled() else None
+                if reason is not None and _BACK_OFF not in reason:
                     reasons[peer] = reason
             await asyncio.gather(*tries, return_exceptions=True)
 
