@@ -228,6 +228,9 @@ def _forward_through_swarm(family: type[PreTrainedModel], structure: Structure) 
 
 
 def _open_request(half: LocalHalf, structure: Structure, arguments: dict[str, object]) -> _Request:
+    for unseen in ("output_hidden_states", "output_attentions"):
+        if arguments.get(unseen):
+            raise BadInput(f"{unseen} is not possible: what happens inside the blocks stays on the servers")
     cache = arguments.get(structure.cache_argument)
     if cache is not None and not isinstance(cache, LocalCache):
         raise BadInput(f"{type(cache).__name__} cannot hold what servers keep; leave {structure.cache_argument} out")
