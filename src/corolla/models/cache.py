@@ -72,6 +72,10 @@ class GrowingLayer(DynamicLayer):
         if self.keys is not None and self.values is not None:
             self.buffers = self.keys, self.values  # the old ones are free at once, not at the next update
 
+    def reset(self) -> None:
+        super().reset()
+        self.buffers = None
+
 
 def _with_room(buffer: Tensor, filled: Tensor, num_new: int) -> Tensor:
     """`buffer` when `filled` is its beginning and `num_new` more positions fit, else a larger one that begins so."""

@@ -84,6 +84,9 @@ def inspect_family(outline: PreTrainedModel) -> Structure:
     """
     place = find_blocks(outline)
     family = str(outline.config.model_type)
+    parameters = inspect.signature(type(place.owner).forward).parameters
+    if "inputs_embeds" not in parameters:
+        raise BadInput(f"{family}: the loop over its blocks takes no embeddings, so it cannot be cut")
     if _needs_token_ids(place.owner, place.blocks[0]):
         raise BadInput(f"{family}: its blocks need token ids beside the hidden state, which corolla does not send yet")
     if getattr(text_config(outline.config), "num_kv_shared_layers", 0):
@@ -92,7 +95,7 @@ def inspect_family(outline: PreTrainedModel) -> Structure:
     return Structure(
         family=family,
         needs_token_ids=False,
-        takes_position_ids="position_ids" in inspect.signature(type(place.owner).forward).parameters,
+        takes_position_ids="position_ids" in parameters,
         cache_argument=_cache_argument(place.owner),
         embedding_size=embedding_size,
         stream_shape=_stream_shape(outline, embedding_size),

@@ -109,8 +109,11 @@ _MODEL_S: Final[Mapping[str, object]] = {
 def write_tiny(
     directory: Path, family: str, *, seed: int = 0, max_shard_size: str = "200KB", **changes: object
 ) -> Path:
-    """Write a random fp32 checkpoint of a `TINY_FAMILIES` family, config changed by `changes`; its directory."""
-    return _write(directory, family, {**TINY_FAMILIES[family], **changes}, seed, max_shard_size)
+    """Write a random fp32 checkpoint of a family, its config changed by `changes`; the directory.
+
+    A family that is not in `TINY_FAMILIES` gets llama's settings.
+    """
+    return _write(directory, family, {**TINY_FAMILIES.get(family, _COMMON), **changes}, seed, max_shard_size)
 
 
 def write_model_s(directory: Path, *, seed: int = 0) -> Path:

@@ -1,0 +1,189 @@
+"""A span reads its own bytes only, ends up with the whole model's weights, and finds out what it can do."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from corolla.errors import BadInput
+from corolla.models.checkpoint import open_checkpoint
+from corolla.models.loading import load_span
+from corolla.models.local_half import load_local_half
+from corolla.models.testing import ChainedHalf, write_tiny
+
+
+class CountingFile(io.FileIO):
+    num_read = 0
+
+    def readinto(self, buffer):
+        count = super().readinto(buffer)
+        CountingFile.num_read += count
+        return count
+
+
+@pytest.fixture
+def count_bytes(monkeypatch):
+    """Counts what is read unbuffered, as weights are."""
+    CountingFile.num_read = 0
+    plain_open = Path.open
+
+    def counting_open(path, mode="r", buffering=-1, **options):
+        return CountingFile(path, "rb") if buffering == 0 else plain_open(path, mode, buffering, **options)
+
+    monkeypatch.setattr(Path, "open", counting_open)
+    return lambda: CountingFile.num_read
+
+
+FAMILIES = [
+    "llama",
+    "gpt2",
+    *(pytest.param(family, marks=pytest.mark.slow) for family in ("mixtral", "deepseek_v3", "gpt_oss", "bloom")),
+]
+
+
+def bytes_of_blocks(checkpoint, start, end):
+    def block_of(name):
+        numbers = [int(part) for part in name.split(".") if part.isdigit()]
+        return numbers[0] if numbers else -1
+
+    return sum(info.nbytes for name, info in checkpoint.tensors.items() if start <= block_of(name) < end)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_span_reads_the_bytes_of_its_blocks_and_no_others(family, tiny, count_bytes):
+    checkpoint = tiny(family)
+    load_span(checkpoint, 2, 5)
+    assert count_bytes() == pytest.approx(bytes_of_blocks(checkpoint, 2, 5), rel=0.01)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_local_half_reads_the_rest(family, tiny, count_bytes):
+    checkpoint = tiny(family)
+    load_local_half(checkpoint, ChainedHalf)
+    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    assert count_bytes() == pytest.approx(total - bytes_of_blocks(checkpoint, 0, 6), rel=0.01)
+
+
+def test_a_span_has_the_whole_model_s_weights_on_its_blocks(tiny, whole):
+    span, full = load_span(tiny("mixtral"), 2, 5), whole(tiny("mixtral"))
+    for block, expected in zip(span.blocks, full.model.layers[2:5], strict=True):
+        weights = block.state_dict()
+        assert weights.keys() == expected.state_dict().keys()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.state_dict().items())
+    assert span.weight_bytes == sum(p.nbytes for layer in full.model.layers[2:5] for p in layer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_span_computes_in_the_dtype_asked_for(dtype, tiny):
+    span = load_span(tiny("llama"), 0, 2, dtype=dtype)
+    assert span.dtype == dtype
+    assert span.forward(torch.randn(1, 3, 64), span.new_cache(1)).dtype == dtype
+
+
+def test_without_a_dtype_the_checkpoint_s_own_is_kept(tiny, tmp_path):
+    assert load_span(tiny("llama"), 0, 1).dtype == torch.float32
+    directory = shutil.copytree(tiny("llama").directory, tmp_path / "half")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    assert load_span(open_checkpoint(directory), 0, 1).dtype == torch.bfloat16
+    del config["dtype"]
+    (directory / "config.json").write_text(json.dumps(config))
+    assert load_span(open_checkpoint(directory), 0, 1).dtype == torch.float32
+
+
+def test_capabilities_are_found_by_trying(tiny):
+    span = load_span(tiny("llama"), 1, 4)
+    found = span.capabilities
+    assert found.family == "llama"
+    assert found.stream_shape == ("batch", "tokens", 64)
+    assert found.can_trim
+    assert found.prefill_in_chunks
+    assert not found.needs_token_ids
+    assert (span.num_blocks, span.hidden_size, span.start, span.end) == (3, 64, 1, 4)
+    assert found.cache_bytes_per_token == 3 * 2 * 2 * 16 * 4
+
+
+@pytest.mark.parametrize("span", [(0, 7), (3, 3), (4, 2), (-1, 2), (6, 7)])
+def test_a_span_outside_the_model_is_answered_with_the_valid_range(span, tiny):
+    with pytest.raises(BadInput, match="has 6 blocks: START:END must keep 0 <= START < END <= 6"):
+        load_span(tiny("llama"), *span)
+
+
+@pytest.fixture
+def damaged(tiny, tmp_path):
+    """A copy of tiny llama in one file, changed by a function of its tensors."""
+
+    def change(edit):
+        directory = write_tiny(tmp_path / "damaged", "llama", max_shard_size="1GB")
+        tensors = load_file(directory / "model.safetensors")
+        edit(tensors)
+        save_file(tensors, directory / "model.safetensors")
+        return open_checkpoint(directory)
+
+    return change
+
+
+VICTIM = "model.layers.1.mlp.up_proj.weight"
+
+
+def test_nan_in_the_weights_is_found_at_load(damaged):
+    checkpoint = damaged(lambda tensors: tensors[VICTIM].fill_(float("nan")))
+    with pytest.raises(BadInput, match="NaN or infinity"):
+        load_span(checkpoint, 0, 2)
+    load_span(checkpoint, 2, 4)  # nothing wrong with the others
+
+
+def test_a_missing_tensor_is_named(damaged):
+    checkpoint = damaged(lambda tensors: tensors.pop(VICTIM))
+    with pytest.raises(BadInput, match=rf"lacks 1 of the model's tensors, '{VICTIM}' first"):
+        load_span(checkpoint, 0, 2)
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(damaged):
+    checkpoint = damaged(lambda tensors: tensors.update({VICTIM: torch.zeros(97, 64)}))
+    with pytest.raises(BadInput, match=rf"'{VICTIM}' is \[97, 64\], by config.json it should be \[96, 64\]"):
+        load_span(checkpoint, 0, 2)
+
+
+def test_a_shard_that_shrinks_while_it_is_read_is_noticed(tiny, tmp_path):
+    checkpoint = open_checkpoint(write_tiny(tmp_path / "shrinking", "llama", max_shard_size="1GB"))
+    with (checkpoint.directory / "model.safetensors").open("r+b") as file:
+        file.truncate(10_000)
+    with pytest.raises(BadInput, match="truncated after it was opened"):
+        load_span(checkpoint, 0, 6)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "says"), [("no_such_family", "knows no family 'no_such_family'"), ("vit", "vit is not a decoder")]
+)
+def test_a_family_that_is_no_decoder_is_refused(model_type, says, tiny, tmp_path):
+    directory = shutil.copytree(tiny("llama").directory, tmp_path / "other")
+    config = {"model_type": model_type, "num_hidden_layers": 6, "dtype": "float32"}
+    (directory / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(directory)
+    for load in (lambda: load_span(checkpoint, 0, 2), lambda: load_local_half(checkpoint, ChainedHalf)):
+        with pytest.raises(BadInput, match=says):
+            load()
+
+
+def test_an_encoder_that_calls_itself_a_language_model_is_refused(tmp_path):
+    checkpoint = open_checkpoint(write_tiny(tmp_path / "bert", "bert"))
+    for load in (lambda: load_span(checkpoint, 0, 6), lambda: load_local_half(checkpoint, ChainedHalf)):
+        with pytest.raises(BadInput, match="bert: .* cannot be cut"):
+            load()
+
+
+def test_loading_leaves_transformers_talkative_as_it_was(tiny):
+    from transformers.utils import logging
+
+    logging.set_verbosity_info()
+    try:
+        load_span(tiny("llama"), 0, 1)
+        assert logging.get_verbosity() == logging.INFO
+        assert logging.is_progress_bar_enabled()
+    finally:
+        logging.set_verbosity_warning()
