@@ -1,7 +1,7 @@
 """What is said to the daemon over its control socket: one request per connection, each a varint-framed protobuf.
 
-After a stream is opened, the very connection that asked for it carries the stream's bytes. Requests here are
-bounded by their caller and never leak a socket: a failed or cancelled one is closed.
+After a stream is opened, the very connection that asked for it carries the stream's bytes. What needs another peer
+is bounded by the caller. Nothing leaks a socket: that of a failed or cancelled request is closed.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from corolla.ids import PeerId
 from corolla.net.identity import peer_id_bytes, peer_id_from_bytes
 from corolla.net.libp2p.lean import hivemind
 
+ANSWER_TIMEOUT_S: Final = 5.0
 MAX_ANSWER_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 1 << 16
 
@@ -53,12 +54,7 @@ class Control:
         # Without the `/p2p/ID` at their end, which hivemind encodes in a way that the daemon refuses.
         request.connect.addrs.extend(hivemind().Multiaddr(address).to_bytes() for address in multiaddrs)
         request.connect.timeout = math.ceil(timeout_s)
-        await self._ask(request)
-
-    async def disconnect(self, peer: PeerId) -> None:
-        request = _request("DISCONNECT")
-        request.disconnect.peer = peer_id_bytes(peer)
-        await self._ask(request)
+        (await self._exchange(request))[0].close()
 
     async def connected_peers(self) -> dict[PeerId, list[str]]:
         """Who we are connected to, and over which addresses."""
@@ -86,7 +82,12 @@ class Control:
         await self._ask(request)
 
     async def _ask(self, request: Any) -> Any:
-        sock, answer, _ = await self._exchange(request)
+        """The answer to what the daemon knows by itself."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                sock, answer, _ = await self._exchange(request)
+        except TimeoutError:
+            raise DaemonRefused(f"the network daemon did not answer within {ANSWER_TIMEOUT_S:g} s") from None
         sock.close()
         return answer
 

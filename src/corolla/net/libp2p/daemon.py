@@ -30,6 +30,7 @@ START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 3.0
 _IDLE_TIMEOUT: Final = "10s"
 _READY_LINE: Final = "Peer ID:"
+_SAYS_WHERE_IT_IS: Final = ("Control socket:", _READY_LINE, "Peer Addrs:", "/")
 _KEPT_LINES: Final = 20
 _MAX_LINE_BYTES: Final = 4096
 
@@ -135,7 +136,7 @@ class Daemon:
             self._has_ended.set()
 
     def _on_line(self, line: str) -> None:
-        if line:
+        if line and not line.startswith(_SAYS_WHERE_IT_IS):
             self._last_lines.append(line)
             log.debug("daemon says", extra={"line": line})
         if line.startswith(_READY_LINE):

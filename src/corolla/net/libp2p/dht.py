@@ -1,37 +1,28 @@
 """Signed records in hivemind's Kademlia DHT, and the DHT's own ping.
 
-A record lies under its key as subkey = peer id, value = signed blob (`net/records.py`). Every peer that stores and
-every reader checks every blob: hivemind's stock validator lets anybody write unsigned subkeys that live ten years.
-What hivemind gets wrong for us is set right here: one bad record in a reply would void all good ones, its cache
-lets one peer hide the others' records, and an answer that comes just after its call was cancelled ends the whole
-connection to the daemon.
+A record lies under its key as subkey = peer id, value = signed blob (`net/records.py`); `check.py` judges each one,
+`kept.py` holds those that we keep for others. Searches and stores are hivemind's; bounds, the proof that somebody
+else holds what we published, and the repair of one fault that ends the connection to the daemon are ours.
 """
 
 import asyncio
 import logging
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
-
-import msgspec
 
 from corolla.clock import WallClock
 from corolla.errors import BadInput, SwarmError
 from corolla.ids import PeerId
 from corolla.net.identity import Identity, peer_id_bytes, peer_id_from_bytes
-from corolla.net.libp2p.kept import KeptRecords
-from corolla.net.libp2p.lean import hivemind
+from corolla.net.libp2p.check import RecordCheck, harden
+from corolla.net.libp2p.lean import Hivemind, hivemind
 from corolla.net.libp2p.process import OwnProcess
 from corolla.net.records import (
     MAX_LIFETIME_S,
-    MAX_RECORD_BYTES,
     Record,
     RecordRejected,
-    check_times,
-    claimed_key,
-    open_record,
     sign_record,
     verify_record,
 )
@@ -42,8 +33,6 @@ RPC_TIMEOUT_S: Final = 3.0
 LOOKUP_TIMEOUT_S: Final = 10.0
 """Of one put or get: a lookup that meets a dead peer waits one RPC_TIMEOUT_S for it."""
 START_TIMEOUT_S: Final = 10.0
-_MAX_CHECKED: Final = 4096
-_ENCODING_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,41 +42,6 @@ class DhtPing:
     rtt_s: float
     clock_ahead_s: float
     """How far the other's wall clock is ahead of ours, give or take half a round trip."""
-
-
-class RecordCheck:
-    """What hivemind asks about each record that is to be stored or was read; the names are hivemind's."""
-
-    def __init__(self, now: WallClock) -> None:
-        self._now = now
-        # A reader asks five peers for the same hundreds of records every few seconds; a signature costs 0.1 ms.
-        self._open = lru_cache(maxsize=_MAX_CHECKED)(open_record)
-
-    def validate(self, record: Any) -> bool:
-        try:
-            self._check(record.key, record.subkey, record.value, record.expiration_time)
-        except RecordRejected as rejected:
-            log.debug("record rejected", extra={"flaw": rejected.flaw})
-            return False
-        return True
-
-    def sign_value(self, record: Any) -> bytes:
-        """Signed already (`DhtRecords.put`)."""
-        return record.value
-
-    def strip_value(self, record: Any) -> bytes:
-        return record.value
-
-    def _check(self, key_hash: bytes, encoded_subkey: bytes, encoded_blob: bytes, expires_at: float) -> None:
-        peer, blob = _decode_subkey(encoded_subkey), _decode_blob(encoded_blob)
-        key = claimed_key(blob)
-        if hivemind().DHTID.generate(source=key).to_bytes() != key_hash:
-            raise RecordRejected("wrong key", f"{key!r:.80} does not belong there")
-        record = self._open(key, peer, blob)
-        # An expired one passes: the clock of the peer that still keeps it may be behind, and readers drop it.
-        check_times(record, self._now())
-        if record.expires_at != expires_at:
-            raise RecordRejected("expires too late", "the DHT was told another expiry than was signed")
 
 
 class Dht:
@@ -106,24 +60,11 @@ class Dht:
 
     async def __aenter__(self) -> Self:
         lib = hivemind()
-        async with asyncio.timeout(START_TIMEOUT_S):
-            self._p2p = await lib.P2P.replicate(lib.Multiaddr(f"/unix{self._control_path}"))
-            _skip_cancelled_calls(self._p2p)
-            self._node = await lib.DHTNode.create(
-                p2p=self._p2p,
-                # The same place in the DHT after a restart: others' tables stay true.
-                node_id=lib.DHTID.generate(source=peer_id_bytes(self._identity.peer)),
-                client_mode=self._is_client,
-                record_validator=RecordCheck(self._wall_time),
-                wait_timeout=RPC_TIMEOUT_S,
-                strict=False,
-                cache_locally=False,
-                cache_nearest=0,
-                cache_on_store=False,
-                cache_refresh_before_expiry=0,
-                reuse_get_requests=False,
-            )
-        harden(self._node.protocol, self._wall_time)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._start(lib)
+        except (TimeoutError, OSError, *lib.call_errors) as fault:
+            raise SwarmError(f"the DHT did not start: {_in_short(fault)}") from fault
         return self
 
     async def __aexit__(
@@ -135,7 +76,7 @@ class Dht:
 
     async def wait_broken(self) -> None:
         """Return when the connection that carries the DHT's calls has ended: nothing works after it."""
-        await asyncio.wait([self._p2p._client.control._read_task])
+        await asyncio.wait(_connection_tasks(self._p2p), return_when=asyncio.FIRST_COMPLETED)
 
     async def put(self, key: str, value: bytes, lifetime_s: float) -> bool:
         self._process.check()
@@ -145,8 +86,8 @@ class Dht:
         blob = sign_record(self._identity, key, value, expires_at)
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                self.met_peers()  # before a failing store drops them
                 await self._node.store(key, blob, expires_at, subkey=self._identity.peer)
-                self._has_met_others = self._has_met_others or bool(self.met_peers())
                 return not self._has_met_others or await self._is_kept_elsewhere(key, expires_at)
         except TimeoutError:
             log.warning("publishing took too long", extra={"key": key, "timeout_s": LOOKUP_TIMEOUT_S})
@@ -195,13 +136,37 @@ class Dht:
 
     def met_peers(self) -> list[PeerId]:
         """The peers that this node knows now; one that stops answering is dropped."""
-        return [peer_id_from_bytes(peer.to_bytes()) for peer in self._node.protocol.routing_table.peer_id_to_uid]
+        known = [peer_id_from_bytes(peer.to_bytes()) for peer in self._node.protocol.routing_table.peer_id_to_uid]
+        self._has_met_others = self._has_met_others or bool(known)
+        return known
+
+    async def _start(self, lib: Hivemind) -> None:
+        self._p2p = await lib.P2P.replicate(lib.Multiaddr(f"/unix{self._control_path}"))
+        _skip_cancelled_calls(self._p2p)
+        for task in _connection_tasks(self._p2p):
+            task.add_done_callback(_note_end)
+        self._node = await lib.DHTNode.create(
+            p2p=self._p2p,
+            # The same place in the DHT after a restart: others' tables stay true.
+            node_id=lib.DHTID.generate(source=peer_id_bytes(self._identity.peer)),
+            client_mode=self._is_client,
+            record_validator=RecordCheck(self._wall_time),
+            wait_timeout=RPC_TIMEOUT_S,
+            strict=False,
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
+            cache_refresh_before_expiry=0,
+            reuse_get_requests=False,
+        )
+        harden(self._node.protocol, self._wall_time)
 
     async def _is_kept_elsewhere(self, key: str, expires_at: float) -> bool:
         """Ask those nearest to the key one after the other: a store that only we hold says True as well."""
-        protocol, key_id = self._node.protocol, hivemind().DHTID.generate(source=key)
-        for _, peer in protocol.routing_table.get_nearest_neighbors(key_id, self._node.num_replicas):
-            answer = await protocol.call_find(peer, [key_id])
+        key_id, most = hivemind().DHTID.generate(source=key), self._node.num_replicas
+        nearest = await self._node.find_nearest_nodes([key_id], k_nearest=most, exclude_self=True)
+        for peer in nearest[key_id].values():
+            answer = await self._node.protocol.call_find(peer, [key_id])
             found = answer[key_id][0] if answer else None
             entry = found.value.get(self._identity.peer) if found is not None else None
             if entry is not None and entry.expiration_time >= expires_at:
@@ -209,46 +174,24 @@ class Dht:
         return False
 
 
-def harden(protocol: Any, now: WallClock) -> None:
-    """Bound what is kept, keep nothing as cache, and judge each record of a reply alone."""
-    protocol.storage = KeptRecords(now)
-    protocol.cache = KeptRecords(now, max_records=0)
-
-    def keep_valid(key: bytes, dictionary: Any) -> bool:
-        with dictionary.freeze():
-            for subkey, (value, expires_at) in list(dictionary.items()):
-                encoded = protocol.serializer.dumps(subkey)
-                if not protocol._validate_record(key, encoded, value, expires_at):
-                    del dictionary[subkey]
-        return True
-
-    protocol._validate_dictionary = keep_valid
-
-
 def _skip_cancelled_calls(p2p: Any) -> None:
     """hivemind sets the result of a call that was cancelled a moment ago, which ends its reading task for good."""
     p2p._client.control._pending_calls = _LiveCalls()
 
 
+def _connection_tasks(p2p: Any) -> "list[asyncio.Task[None]]":
+    control = p2p._client.control
+    return [control._read_task, control._write_task]
+
+
+def _note_end(task: "asyncio.Task[None]") -> None:
+    """`wait_broken` tells; here the fault is only taken, or asyncio would report it as lost."""
+    log.debug("the DHT's connection ended", extra={"fault": None if task.cancelled() else str(task.exception())})
+
+
 class _LiveCalls(dict[Any, "asyncio.Future[Any]"]):
     def __contains__(self, call: object) -> bool:
         return super().__contains__(call) and not self[call].done()
-
-
-def _decode_subkey(encoded: bytes) -> PeerId:
-    try:
-        return PeerId(msgspec.msgpack.decode(encoded[: MAX_RECORD_BYTES + 1], type=str))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
-        raise RecordRejected("wrong peer", "its subkey is no peer id") from fault
-
-
-def _decode_blob(encoded: bytes) -> bytes:
-    if len(encoded) > MAX_RECORD_BYTES + _ENCODING_BYTES:
-        raise RecordRejected("too large", f"over {MAX_RECORD_BYTES} bytes")
-    try:
-        return msgspec.msgpack.decode(encoded, type=bytes)
-    except msgspec.MsgspecError as fault:
-        raise RecordRejected("malformed", "its value is no blob") from fault
 
 
 def _in_short(fault: BaseException) -> str:

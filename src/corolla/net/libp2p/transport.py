@@ -10,7 +10,6 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final
 
 from corolla.clock import WallClock
 from corolla.errors import HopFailed, SwarmError
@@ -31,9 +30,6 @@ from corolla.net.libp2p.stream import SocketStream
 from corolla.net.streams import Accept, ByteStream, Records
 
 log = logging.getLogger(__name__)
-
-REQUEST_TIMEOUT_S: Final = 5.0
-"""Of what only the daemon beside us has to answer."""
 
 
 class Libp2pTransport:
@@ -104,8 +100,7 @@ class Libp2pTransport:
         self._process.check()
         assert self._listener is not None
         self._accepts[protocol] = accept
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            await self._control.handle_streams(protocol, self._listener.path)
+        await self._control.handle_streams(protocol, self._listener.path)
 
     async def ping(self, peer: PeerId, *, timeout_s: float) -> float:
         try:
@@ -220,8 +215,7 @@ def _identity_of(config: NetworkConfig) -> Identity:
 
 
 async def _ask_addresses(control: Control, peer: PeerId) -> list[str]:
-    async with asyncio.timeout(REQUEST_TIMEOUT_S):
-        daemon_peer, multiaddrs = await control.identify()
+    daemon_peer, multiaddrs = await control.identify()
     if daemon_peer != peer:
         raise SwarmError(f"the network daemon calls itself {daemon_peer}, not {peer}")
     return [f"{multiaddr}/p2p/{peer}" for multiaddr in most_reachable_first(multiaddrs)]

@@ -10,7 +10,7 @@ import pytest
 from corolla.ids import PeerId
 from corolla.net.identity import Identity, from_seed
 from corolla.net.libp2p import kept
-from corolla.net.libp2p.dht import RecordCheck, harden
+from corolla.net.libp2p.check import RecordCheck, harden
 from corolla.net.libp2p.kept import KeptRecords
 from corolla.net.libp2p.lean import hivemind
 from corolla.net.records import MAX_LIFETIME_S, sign_record
