@@ -7,7 +7,7 @@ from corolla.apps.cli.options import BlockSpan, HostPort, join_option, require_p
 from corolla.errors import BadInput
 
 
-@pytest.mark.parametrize("text", ["127.0.0.1:0", "example.org:31330", "[::1]:65535", "[fe80::1%eth0]:1"])
+@pytest.mark.parametrize("text", ["127.0.0.1:0", "example.org:31330", "[::1]:65535"])
 def test_a_listening_address_stays_as_typed(text: str) -> None:
     assert HostPort().convert(text, None, None) == text
 

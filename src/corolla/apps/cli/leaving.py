@@ -1,6 +1,7 @@
 """How a serving process ends: on the first SIGINT or SIGTERM well, on the second at once, and with its parent."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -64,9 +65,12 @@ def stop_on_signals() -> Generator[asyncio.Event]:
     before = {kind: signal.getsignal(kind) for kind in STOP_SIGNALS}
 
     def leave(received: signal.Signals) -> None:
-        click.echo(f"leaving ({received.name}); a second signal ends at once", err=True)
         _let_signals_kill(loop)
+        if stop.is_set():  # the second came before the first was seen
+            signal.raise_signal(received)
         stop.set()
+        with contextlib.suppress(OSError):  # whoever read our errors may be gone; that must not keep us here
+            click.echo(f"leaving ({received.name}); a second signal ends at once", err=True)
 
     for kind in STOP_SIGNALS:
         loop.add_signal_handler(kind, leave, kind)
@@ -75,7 +79,8 @@ def stop_on_signals() -> Generator[asyncio.Event]:
     finally:
         for kind in STOP_SIGNALS:
             loop.remove_signal_handler(kind)
-            signal.signal(kind, before[kind])
+            if before[kind] is not None:  # None: set by something that is not Python
+                signal.signal(kind, before[kind])
 
 
 def _let_signals_kill(loop: asyncio.AbstractEventLoop) -> None:

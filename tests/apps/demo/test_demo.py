@@ -1,0 +1,87 @@
+"""The demo, with a tiny random model in place of the real one: what it shows is true, and it leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from corolla.models.testing import write_tiny
+
+pytestmark = pytest.mark.slow
+
+SHOW = """
+import sys
+from pathlib import Path
+from corolla.apps.demo.demo import Plan, Stage, show
+
+spans = ((0, 2), (2, 4), (4, 6))
+show(Plan(Path(sys.argv[1]), spans, "w9 w10 w11", is_chat=sys.argv[2] == "chat", max_new_tokens=8), Stage())
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, write_tokenizer: Callable[[Path], None]) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    write_tiny(directory, "llama")
+    write_tokenizer(directory)
+    return directory
+
+
+def local_answers(directory: Path, questions: list[str]) -> list[str]:
+    """What plain transformers answers, turn by turn."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    local = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    messages: list[dict[str, str]] = []
+    answers: list[str] = []
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        prompt = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        output = local.generate(**prompt, max_new_tokens=8, do_sample=False)
+        answers.append(tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
+        messages.append({"role": "assistant", "content": answers[-1]})
+    return answers
+
+
+def start(model: Path, mode: str) -> subprocess.Popen[str]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", SHOW, str(model), mode], text=True, env=environment, **pipes)
+
+
+def processes_of(model: Path) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter(["cmdline"]) if str(model) in (process.info["cmdline"] or [])]
+
+
+def test_it_shows_the_local_models_answers_and_the_route(model: Path) -> None:
+    with start(model, "chat") as demo:
+        out, err = demo.communicate("w20 w21\n/exit\n", timeout=110)
+    assert demo.returncode == 0, err
+    first, second = local_answers(model, ["w9 w10 w11", "w20 w21"])
+    lines = [line.strip() for line in out.splitlines()]
+    assert first in lines
+    assert second in lines
+    route = [line.split()[:3] for line in lines if line.startswith(("0:2", "2:4", "4:6"))]
+    assert route == [["0:2", "server", "A"], ["2:4", "server", "B"], ["4:6", "server", "C"]]
+    assert any("tokens/s" in line for line in lines)
+    assert not processes_of(model)
+
+
+def test_interrupted_while_it_starts_it_leaves_nothing_behind(model: Path) -> None:
+    with start(model, "once") as demo:
+        assert demo.stderr is not None
+        while "servers" not in demo.stderr.readline():
+            assert demo.poll() is None
+        demo.send_signal(signal.SIGINT)
+        demo.communicate(timeout=60)
+    assert demo.returncode != 0
+    _, alive = psutil.wait_procs(processes_of(model), timeout=20)
+    assert not alive

@@ -1,0 +1,77 @@
+"""The demo's processes: known when ready, and none outlives the demo, however it ends."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from corolla.apps.demo.processes import Processes, parse_ready
+from corolla.errors import SwarmError
+
+PARENT = """
+import time
+from corolla.apps.demo.processes import Processes
+
+with Processes() as processes:
+    children = [processes.start(f"peer {number}", "bootstrap") for number in range(2)]
+    for child in children:
+        child.wait_ready(time.monotonic() + 30)
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_ready_line_is_read() -> None:
+    ready = parse_ready(b'{"peer": "12D3", "blocks": "0:10", "addr": "/ip4/127.0.0.1/tcp/1/p2p/12D3"}\n')
+    assert (ready.peer, ready.blocks, ready.addr) == ("12D3", (0, 10), "/ip4/127.0.0.1/tcp/1/p2p/12D3")
+    assert parse_ready(b'{"peer": "12D3", "blocks": null, "addr": "/x"}\n').blocks is None
+
+
+@pytest.mark.parametrize("line", [b"hello\n", b"[]\n", b'{"peer": "x"}\n', b'{"peer": "x", "blocks": "1", "addr": ""}'])
+def test_what_is_no_ready_line_is_refused(line: bytes) -> None:
+    with pytest.raises(SwarmError, match="expected a ready line"):
+        parse_ready(line)
+
+
+def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
+    with Processes() as processes:
+        child = processes.start("the peer", "bootstrap", "--listen", "nonsense")
+        with pytest.raises(SwarmError, match=r"the peer ended before it was ready; it said: .*nonsense"):
+            child.wait_ready(time.monotonic() + 30)
+
+
+def test_a_child_that_takes_too_long_is_given_up_on() -> None:
+    with Processes() as processes:
+        child = processes.start("the peer", "bootstrap")
+        with pytest.raises(SwarmError, match="the peer was not ready in time"):
+            child.wait_ready(time.monotonic())
+        process = psutil.Process(child.process.pid)
+    assert not process.is_running()
+
+
+def interrupt(parent: subprocess.Popen[bytes]) -> None:
+    parent.send_signal(signal.SIGINT)
+
+
+def kill(parent: subprocess.Popen[bytes]) -> None:
+    parent.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [interrupt, kill, subprocess.Popen.terminate])
+def test_no_process_outlives_its_parent(end: Callable[[subprocess.Popen[bytes]], None]) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"ready\n"
+    family = psutil.Process(parent.pid).children(recursive=True)
+    assert len(family) >= 4  # two peers, each with its network daemon
+    end(parent)
+    parent.wait(timeout=20)
+    parent.stdout.close()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
