@@ -1,6 +1,7 @@
 """A checkpoint is described exactly or refused in one sentence that names the file; it is never half believed."""
 
 import json
+import math
 import struct
 
 import pytest
@@ -56,6 +57,14 @@ def test_a_nested_text_config_counts(tmp_path):
     nested = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 7, "max_position_embeddings": 99}}
     checkpoint = open_checkpoint(write(tmp_path, nested, single=shard({"a": ENTRY})))
     assert (checkpoint.num_blocks, checkpoint.max_positions) == (7, 99)
+
+
+def test_infinity_is_read_as_transformers_writes_it(tmp_path):
+    config = {**CONFIG, "time_step_limit": [0.0, {"__float__": "Infinity"}]}
+    assert open_checkpoint(write(tmp_path, config, single=shard({"a": ENTRY}))).config["time_step_limit"] == [
+        0,
+        math.inf,
+    ]
 
 
 BAD_CONFIGS = {

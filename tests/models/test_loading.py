@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from corolla.errors import BadInput
+from corolla.errors import BadInput, NeedsReplay
 from corolla.models.checkpoint import open_checkpoint
 from corolla.models.loading import load_span
 from corolla.models.local_half import load_local_half
+from corolla.models.stored import read_tensor
 from corolla.models.testing import ChainedHalf, write_tiny
 
 
@@ -75,6 +76,32 @@ def test_a_span_has_the_whole_model_s_weights_on_its_blocks(tiny, whole):
         assert weights.keys() == expected.state_dict().keys()
         assert all(torch.equal(weights[name], tensor) for name, tensor in expected.state_dict().items())
     assert span.weight_bytes == sum(p.nbytes for layer in full.model.layers[2:5] for p in layer.parameters())
+
+
+def test_weights_are_aligned_as_in_the_file(tiny):
+    checkpoint = tiny("llama")
+    assert len({info.start % 64 for info in checkpoint.tensors.values()}) > 1
+    for info in checkpoint.tensors.values():
+        assert (read_tensor(info).data_ptr() - info.start) % 64 == 0
+
+
+def test_a_family_with_a_recurrent_state_says_that_it_cannot_go_back(tmp_path):
+    settings = {"intermediate_size": 128, "state_size": 8, "time_step_rank": 4}
+    span = load_span(open_checkpoint(write_tiny(tmp_path / "mamba", "mamba", **settings)), 1, 4)
+    assert not span.capabilities.can_trim
+    assert not span.capabilities.prefill_in_chunks  # nor is the family's own model exact in chunks
+    assert span.capabilities.cache_bytes_per_token == 0
+    cache = span.new_cache(2)
+    span.forward(torch.randn(2, 5, 64), cache)
+    assert cache.nbytes == 2 * span.capabilities.cache_bytes_per_row
+    with pytest.raises(NeedsReplay):
+        cache.trim(4)
+
+
+def test_a_family_with_a_cache_class_of_its_own_is_refused(tmp_path):
+    checkpoint = open_checkpoint(write_tiny(tmp_path / "minimax", "minimax", num_local_experts=2))
+    with pytest.raises(BadInput, match="minimax: keeps its state in a way of its own"):
+        load_span(checkpoint, 0, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -173,7 +200,7 @@ def test_a_family_that_is_no_decoder_is_refused(model_type, says, tiny, tmp_path
 def test_an_encoder_that_calls_itself_a_language_model_is_refused(tmp_path):
     checkpoint = open_checkpoint(write_tiny(tmp_path / "bert", "bert"))
     for load in (lambda: load_span(checkpoint, 0, 6), lambda: load_local_half(checkpoint, ChainedHalf)):
-        with pytest.raises(BadInput, match="bert: .* cannot be cut"):
+        with pytest.raises(BadInput, match=r"bert: .* cannot be cut"):
             load()
 
 

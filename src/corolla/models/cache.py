@@ -225,6 +225,8 @@ def _drop_beyond_slack(layer: DynamicSlidingWindowLayer) -> None:
 
 
 def _can_remove(layer: CacheLayerMixin, num_removed: int) -> bool:
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        return False  # a recurrent state keeps no past
     if not isinstance(layer, DynamicSlidingWindowLayer):
         return layer.is_croppable
     num_stored = 0 if layer.keys is None else layer.keys.shape[-2]

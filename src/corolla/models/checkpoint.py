@@ -230,9 +230,15 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
 
 def _parse_object(file: Path, content: bytes) -> dict[str, object]:
     try:
-        value: object = json.loads(content)
+        value: object = json.loads(content, object_hook=_with_special_floats)
     except (ValueError, RecursionError):
         raise BadInput(f"{file}: is not valid JSON where it should be") from None
     if not isinstance(value, dict):
         raise BadInput(f"{file}: holds no JSON object where it should")
     return cast("dict[str, object]", value)
+
+
+def _with_special_floats(value: dict[str, object]) -> object:
+    """transformers writes infinity, which JSON lacks, as `{"__float__": "Infinity"}`."""
+    special = value.get("__float__")
+    return float(special) if isinstance(special, str) and len(value) == 1 else value

@@ -6,7 +6,7 @@ no memory. There is no list of families here.
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, cast
@@ -84,6 +84,8 @@ def inspect_family(outline: PreTrainedModel) -> Structure:
     """
     place = find_blocks(outline)
     family = str(outline.config.model_type)
+    if not _has_ordinary_cache(outline):
+        raise BadInput(f"{family}: keeps its state in a way of its own, which corolla does not know")
     parameters = inspect.signature(type(place.owner).forward).parameters
     if "inputs_embeds" not in parameters:
         raise BadInput(f"{family}: the loop over its blocks takes no embeddings, so it cannot be cut")
@@ -106,6 +108,12 @@ def _needs_token_ids(owner: nn.Module, block: nn.Module) -> bool:
     of_block = inspect.signature(type(block).forward).parameters
     of_owner = inspect.signature(type(owner).forward).parameters
     return any(name in of_block for name in _SIDE_INPUTS) or "per_layer_inputs" in of_owner
+
+
+def _has_ordinary_cache(outline: PreTrainedModel) -> bool:
+    """Whether transformers' common cache class serves the family: its own word, no signature says it."""
+    says = cast("Callable[[], bool] | None", getattr(outline, "_supports_default_dynamic_cache", None))
+    return says is None or says()
 
 
 def _cache_argument(owner: nn.Module) -> str:
@@ -132,6 +140,9 @@ def _stream_shape(outline: PreTrainedModel, embedding_size: int) -> tuple[Axis |
     place.blocks[0] = Exit(PassThrough(first, None))
     try:
         place.owner(inputs_embeds=embeddings, use_cache=True, **{_cache_argument(place.owner): empty})
+    except RuntimeError:
+        # Code that looks at values cannot run without data; the self-test will show whether this is wrong.
+        return "batch", "tokens", text_config(outline.config).hidden_size
     except SpanDone as done:
         axes: dict[int, Axis] = {_PROBE_BATCH: "batch", _PROBE_LENGTH: "tokens"}
         return tuple(axes.get(size, size) for size in done.hidden.shape)

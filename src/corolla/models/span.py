@@ -37,8 +37,6 @@ class Span:
         blocks[end - 1] = Exit(blocks[end - 1])
         self._entry = blocks[start] = Entry(blocks[start])
         place.replace(SkeletonBlocks(blocks))
-        # Only its shape, dtype and device matter: the entry puts the hidden state in its place.
-        self._placeholder = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device)
 
     @property
     def num_blocks(self) -> int:
@@ -83,9 +81,11 @@ class Span:
         if self.structure.needs_token_ids:
             arguments["input_ids"] = token_ids
         else:
-            arguments["inputs_embeds"] = self._placeholder.expand(num_rows, num_new, self.structure.embedding_size)
-        if position_ids is not None and self.structure.takes_position_ids:
-            arguments["position_ids"] = position_ids.to(self.device)
+            arguments["inputs_embeds"] = self._placeholder(num_rows, num_new)
+        if self.structure.takes_position_ids:
+            # Always said: some families (bamba) count from 0 again in every chunk when they are not told.
+            positions = self._count_on(cache, num_new) if position_ids is None else position_ids.to(self.device)
+            arguments["position_ids"] = positions
         if left_padding is not None and any(left_padding):
             arguments["attention_mask"] = self._attention_mask(left_padding, cache.num_tokens + num_new)
         output = self._run(hidden.to(device=self.device, dtype=self.dtype), arguments)
@@ -101,6 +101,15 @@ class Span:
         finally:
             self._entry.incoming = None
         raise AssertionError("the family's forward did not reach the span's last block")
+
+    def _count_on(self, cache: SpanCache, num_new: int) -> Tensor:
+        first = cache.num_tokens
+        return torch.arange(first, first + num_new, device=self.device).expand(cache.rows, num_new)
+
+    def _placeholder(self, num_rows: int, num_new: int) -> Tensor:
+        """Embeddings of which only shape, dtype and device matter: the entry puts the hidden state in their place."""
+        size = self.structure.embedding_size
+        return torch.zeros(num_rows, num_new, size, dtype=self.dtype, device=self.device)
 
     def _attention_mask(self, left_padding: Sequence[int], num_tokens: int) -> Tensor:
         """int64 [rows, num_tokens]: 0 at the left padding, 1 elsewhere, as the family's forward takes it."""

@@ -30,6 +30,9 @@ STORED_DTYPES: Final[dict[str, torch.dtype]] = {
     "F64": torch.float64,
 }
 
+_ALIGNMENT: Final = 64
+"""Bytes of a cache line and of the widest vector register."""
+
 
 class StoredTensor:
     """A checkpoint's entry as transformers' loader wants it: `[...]` reads it."""
@@ -45,7 +48,7 @@ class StoredTensor:
 
 def read_tensor(info: TensorInfo) -> Tensor:
     """One tensor, read into memory of its own. Raises BadInput when the file has shrunk since it was opened."""
-    content = torch.empty(info.nbytes, dtype=torch.uint8)
+    content = _room_for(info)
     rest = bytes_of(content)
     with info.file.open("rb", buffering=0) as stream:
         stream.seek(info.start)
@@ -55,6 +58,18 @@ def read_tensor(info: TensorInfo) -> Tensor:
                 raise BadInput(f"{info.file}: ends before byte {info.end}; it was truncated after it was opened")
             rest = rest[num_read:]
     return content.view(stored_dtype(info)).reshape(info.shape)
+
+
+def _room_for(info: TensorInfo) -> Tensor:
+    """As many bytes as the tensor has, aligned as they are in the file.
+
+    Some kernels round differently with the alignment of a weight (seen: a Linear of one output). A model that
+    transformers loads by itself computes on the mapped file, so this keeps a span bitwise equal to it.
+    """
+    room = torch.empty(info.nbytes + _ALIGNMENT, dtype=torch.uint8)
+    shift = (info.start - room.data_ptr()) % _ALIGNMENT
+    shift = 0 if shift % stored_dtype(info).itemsize else shift
+    return room[shift : shift + info.nbytes]
 
 
 def stored_dtype(info: TensorInfo) -> torch.dtype:
