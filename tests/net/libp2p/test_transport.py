@@ -188,8 +188,7 @@ def test_when_the_daemon_dies_everything_says_so_at_once() -> None:
     asyncio.run(scenario())
 
 
-def test_after_an_outage_a_server_is_found_again_without_the_daemons_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """40 rounds against a dead port: were they dials of the daemon, it would now wait for minutes."""
+def test_after_an_outage_a_server_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "ROUND_S", 0.5)
     monkeypatch.setattr(membership, "LOST_ROUND_S", 0.2)
 
@@ -199,6 +198,7 @@ def test_after_an_outage_a_server_is_found_again_without_the_daemons_back_off(mo
             await server.serve(PROTOCOL, echo)
             async with open_transport(boot_config) as bootstrap:
                 await server.join(bootstrap.addresses, timeout_s=SOON_S)
+            assert not await server.records.put(KEY, b"span", 60)  # its table is empty now
             await asyncio.sleep(8)
             async with open_transport(boot_config) as bootstrap, open_transport(NetworkConfig()) as newcomer:
                 await newcomer.join(bootstrap.addresses, timeout_s=SOON_S)
@@ -216,7 +216,8 @@ def test_after_an_outage_a_server_is_found_again_without_the_daemons_back_off(mo
 def test_peers_find_each_other_again_although_the_bootstrap_peer_never_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two servers that know each other only through the swarm; one is away for a while."""
+    """Two servers that know each other only through the swarm; one is away for a while. Were the rounds meanwhile
+    dials of the daemon, its back-off would hold up the next one."""
     monkeypatch.setattr(membership, "ROUND_S", 0.5)
     monkeypatch.setattr(membership, "LOST_ROUND_S", 0.2)
 
@@ -227,6 +228,8 @@ def test_peers_find_each_other_again_although_the_bootstrap_peer_never_comes_bac
                 for server in (a, b):
                     await server.join(bootstrap.addresses, timeout_s=SOON_S)
                 await asyncio.sleep(1.5)  # a round: `a` remembers where it met `b`
+            assert not await a.records.put(KEY, b"span", 60)
+            await asyncio.sleep(6)  # one failed dial of the daemon, by the line above, costs five seconds
             async with open_transport(b_config) as b:
 
                 async def is_found() -> bool:
@@ -274,11 +277,12 @@ def test_a_silent_bootstrap_peer_does_not_hold_up_the_join() -> None:
 
 def test_a_flood_from_an_outsider_is_neither_kept_nor_read() -> None:
     """Unsigned subkeys by the thousand, ten-year expiries, plain values, whole dictionaries, replays."""
-    own = from_seed(b"m" * 32)
+    own, accomplice = from_seed(b"m" * 32), from_seed(b"n" * 32)
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
-            a, b, mallory = [await stack.enter_async_context(open_transport(NetworkConfig())) for _ in range(3)]
+            a, b = [await stack.enter_async_context(open_transport(NetworkConfig())) for _ in range(2)]
+            mallory = await stack.enter_async_context(open_transport(NetworkConfig(is_client=True)))
             for peer in (b, mallory):
                 await peer.join(a.addresses, timeout_s=SOON_S)
             protocol: Any = mallory.records._node.protocol  # pyright: ignore[reportAttributeAccessIssue]
@@ -289,8 +293,9 @@ def test_a_flood_from_an_outsider_is_neither_kept_nor_read() -> None:
             for number in range(200):
                 dictionary.store(f"evil{number}", rng.randbytes(1000), far)
             replayed = msgspec.msgpack.encode(sign_record(own, "corolla/1/other", b"x", soon))
-            border = soon - 60 + MAX_LIFETIME_S + 59
-            passing = msgspec.msgpack.encode(sign_record(own, KEY, b"just passes", border))
+            border = soon - 60 + MAX_LIFETIME_S + 50
+            passing = msgspec.msgpack.encode(sign_record(own, KEY, b"just passes", border - 1))
+            hiding = msgspec.msgpack.encode(sign_record(accomplice, KEY, b"hides the others", border))
             for target in list(protocol.routing_table.peer_id_to_uid):
                 for _ in range(10):
                     names, values = (
@@ -300,9 +305,9 @@ def test_a_flood_from_an_outsider_is_neither_kept_nor_read() -> None:
                     assert not any(await protocol.call_store(target, [key_id] * 200, values, far, subkeys=names) or [])
                 assert await protocol.call_store(target, [key_id], [b"plain"], soon) == [False]
                 assert await protocol.call_store(target, [key_id], [replayed], soon, subkeys=[own.peer]) == [False]
-                assert await protocol.call_store(target, [key_id], [passing], border, subkeys=[own.peer]) == [True]
+                assert await protocol.call_store(target, [key_id], [passing], border - 1, subkeys=[own.peer]) == [True]
                 await protocol.call_store(target, [key_id], [dictionary], far)
-                await protocol.call_store(target, [key_id], [passing], border, subkeys=[own.peer], in_cache=True)
+                await protocol.call_store(target, [key_id], [hiding], border, subkeys=[accomplice.peer], in_cache=True)
             assert await b.records.put(KEY, b"span", 60)
             for reader in (a, b, await stack.enter_async_context(open_transport(NetworkConfig(is_client=True)))):
                 if reader not in (a, b):
