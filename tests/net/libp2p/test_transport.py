@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -374,5 +375,29 @@ def test_a_forked_process_is_told_to_open_its_own() -> None:
                 os._exit(0 if refused == 3 else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222 (it ends at once)
             assert await transport.records.put(KEY, b"the parent goes on", 60)
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_comes_just_after_its_call_was_cancelled_ends_nothing_else() -> None:
+    """Left alone, hivemind's reading task dies of it, and with it every later call, silently."""
+
+    async def scenario() -> None:
+        async with open_transport(NetworkConfig()) as transport:
+            dht: Any = transport.records
+            control: Any = dht._p2p._client.control
+            calls = [uuid.uuid4(), uuid.uuid4()]
+            cancelled, live = (asyncio.get_running_loop().create_future() for _ in calls)
+            control._pending_calls.update(zip(calls, (cancelled, live), strict=True))
+            cancelled.cancel()
+            reader = asyncio.StreamReader()
+            for call in calls:
+                answer = hivemind().p2pd_pb2.PersistentConnectionResponse(callId=call.bytes)
+                answer.callUnaryResponse.response = b"answer"
+                encoded = answer.SerializeToString()
+                reader.feed_data(bytes([len(encoded)]) + encoded)
+            reader.feed_eof()
+            await control._read_from_persistent_conn(reader)
+            assert live.result() == b"answer"
 
     asyncio.run(scenario())
