@@ -401,3 +401,21 @@ def test_an_answer_that_comes_just_after_its_call_was_cancelled_ends_nothing_els
             assert live.result() == b"answer"
 
     asyncio.run(scenario())
+
+
+def test_a_frozen_peer_holds_nobody_for_longer_than_said() -> None:
+    async def scenario() -> None:
+        async with open_transport(NetworkConfig()) as a, open_transport(NetworkConfig()) as frozen:
+            await a.join(frozen.addresses, timeout_s=SOON_S)
+            os.kill(frozen.daemon_pid, signal.SIGSTOP)
+            try:
+                started_at = time.monotonic()
+                with pytest.raises(HopFailed, match="no answer"):
+                    await a.ping(frozen.peer, timeout_s=1)
+                assert time.monotonic() - started_at < 1.5
+                assert not await a.records.put(KEY, b"span", 60)
+                assert time.monotonic() - started_at < 12
+            finally:
+                os.kill(frozen.daemon_pid, signal.SIGCONT)
+
+    asyncio.run(scenario())

@@ -87,6 +87,8 @@ class Libp2pTransport:
 
     async def dial(self, peer: PeerId, protocol: str, *, timeout_s: float) -> ByteStream:
         self._process.check()
+        if self._lost.done():
+            raise HopFailed(peer, f"this side's own network is lost: {self._lost.result()}")
         try:
             async with asyncio.timeout(timeout_s):
                 raw = await self._control.open_stream(peer, protocol, timeout_s)
@@ -155,7 +157,8 @@ class Libp2pTransport:
         broken = asyncio.ensure_future(self._dht.wait_broken())
         try:
             await asyncio.wait([ended, broken], return_when=asyncio.FIRST_COMPLETED)
-            await self._daemon.stop()  # without its calls the DHT is dead, whatever the daemon thinks
+            if not ended.done():  # the pipe may tell a moment later; and without its calls the DHT is dead anyhow
+                await self._daemon.stop()
             reason = await ended
         finally:
             ended.cancel()
