@@ -408,6 +408,7 @@ def test_a_frozen_peer_holds_nobody_for_longer_than_said() -> None:
         async with open_transport(NetworkConfig()) as a, open_transport(NetworkConfig()) as frozen:
             await a.join(frozen.addresses, timeout_s=SOON_S)
             os.kill(frozen.daemon_pid, signal.SIGSTOP)
+            await asyncio.sleep(0.1)  # until the last of its threads has stopped
             try:
                 started_at = time.monotonic()
                 with pytest.raises(HopFailed, match="no answer"):
