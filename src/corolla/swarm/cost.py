@@ -1,8 +1,12 @@
-"""What a route costs: seconds of one decode step, term by term. Pure; `route.py` adds the terms up."""
+"""What a route costs: seconds of one decode step, term by term. Pure; `search.py` adds the terms up.
+
+Every term comes from the view: what a server announces, or what this peer measured itself where it has (`rtt_s`,
+`queue_s`, `block_s` of a `ServerView`, link penalties of the `View`; `peers.py` puts them there).
+"""
 
 from dataclasses import dataclass
 
-from corolla.swarm.view import ServerView
+from corolla.swarm.view import ServerView, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,8 @@ class CostModel:
     """Assumed of one block on a server that has not measured itself (predecessor: 300)."""
     near_tie: float = 0.05
     """Routes within this share of the best count as equal, so that clients do not all take the same one."""
+    switch_gain: float = 0.1
+    """A route in use is left only for one that is cheaper by this share: twice a near tie, so that none flutters."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -37,28 +43,46 @@ def one_way_s(cost: CostModel, rtt_s: float | None) -> float:
     return min((cost.unknown_rtt_s if rtt_s is None else rtt_s) / 2, cost.unreachable_s)
 
 
-def between_s(cost: CostModel, server: ServerView, following: ServerView) -> float:
+def between_s(cost: CostModel, view: View, server: ServerView, following: ServerView) -> float:
     """Seconds from one server to the next: as the first announces it, else as long as the way through the client."""
     announced_s = server.announcement.next_rtts.get(following.peer)
     if announced_s is None and server.rtt_s is not None and following.rtt_s is not None:
-        return one_way_s(cost, server.rtt_s) + one_way_s(cost, following.rtt_s)
-    return one_way_s(cost, announced_s)
+        seconds = one_way_s(cost, server.rtt_s) + one_way_s(cost, following.rtt_s)
+    else:
+        seconds = one_way_s(cost, announced_s)
+    return seconds + view.link_penalties_s.get((server.peer, following.peer), 0.0)
+
+
+def queue_s(server: ServerView) -> float:
+    """Seconds that a step waits in line there: as measured in its replies, else as announced."""
+    return server.announcement.queue_s if server.queue_s is None else server.queue_s
+
+
+def reserve_s(cost: CostModel, server: ServerView, tokens_needed: int) -> float:
+    """The penalty of a server that has no room for a session of this length."""
+    said = server.announcement
+    has_room = said.free_cache_tokens >= tokens_needed and not 0 < said.max_session_tokens < tokens_needed
+    return 0.0 if has_room else cost.no_room_s
+
+
+def leaving_s(cost: CostModel, server: ServerView) -> float:
+    """The penalty of a server that is about to go."""
+    return cost.draining_s if server.announcement.state == "draining" else 0.0
 
 
 def entry_s(cost: CostModel, server: ServerView, tokens_needed: int) -> float:
-    """Seconds that using a server costs at all, however few of its blocks: overhead, queue and its reserve."""
-    said = server.announcement
-    seconds = cost.hop_overhead_s + said.queue_s
-    if said.free_cache_tokens < tokens_needed or 0 < said.max_session_tokens < tokens_needed:
-        seconds += cost.no_room_s
-    if said.state == "draining":
-        seconds += cost.draining_s
-    return seconds
+    """Seconds that using a server costs at all, however few of its blocks."""
+    return cost.hop_overhead_s + queue_s(server) + reserve_s(cost, server, tokens_needed) + leaving_s(cost, server)
 
 
-def block_s(cost: CostModel, server: ServerView) -> float:
-    """Seconds one token takes in one block of this server."""
+def idle_block_s(cost: CostModel, server: ServerView) -> float:
+    """Seconds one token takes in one block of this server, by its own word."""
     tokens_per_s = server.announcement.decode_tokens_per_s
     if tokens_per_s == 0:
         return 1 / cost.unknown_tokens_per_s
     return 1 / (tokens_per_s * (server.end - server.start))
+
+
+def block_s(cost: CostModel, server: ServerView) -> float:
+    """Seconds one token takes in one block of this server under its present load."""
+    return idle_block_s(cost, server) if server.block_s is None else server.block_s

@@ -1,129 +1,110 @@
-"""The cheapest chain of servers over a range of blocks: a shortest path, pure and in seconds.
+"""The best chain of servers over a range of blocks: pure, in seconds, near ties at random.
 
-A server is left only where its span ends (or the range does). So what matters of a server is one number: the
-seconds at which its last block is done. These follow from the servers that end inside its span, and ends only grow
-along a route: one pass over the servers in the order of their ends finds every shortest path, what Dijkstra's
-search over (server, block) would find, without a queue.
+`find_route` is what a session asks; `find_routes` gives the k best (failover, hedging, `corolla route`). Which
+servers may be used is said by the view: `view.without(…)`, `view.only(…)`, and `peers.py` for bans.
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import accumulate, islice
+from typing import Literal
 
 from corolla.errors import MissingBlocks
-from corolla.ids import PeerId
-from corolla.swarm.cost import CostModel, between_s, block_s, entry_s, one_way_s
+from corolla.swarm.chain import Route as Route
+from corolla.swarm.chain import RouteHop as RouteHop
+from corolla.swarm.chain import is_whole, load_s, price_route
+from corolla.swarm.cost import CostModel
+from corolla.swarm.flow import choose_by_flow
+from corolla.swarm.search import Chain, Search
 from corolla.swarm.view import ServerView, View
 
-
-@dataclass(frozen=True, slots=True)
-class RouteHop:
-    """One server of a route, and which of its blocks run there."""
-
-    peer: PeerId
-    start: int
-    end: int
+Mode = Literal["min_latency", "max_throughput"]
+"""Seconds of one step, for people who wait; or tokens a second over many requests, for batch work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Hops that cover a range of blocks without gap or overlap, in order."""
-
-    hops: tuple[RouteHop, ...]
-    cost_s: float
-    """Seconds that one decode step is expected to take."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    """A server as a stop on the way."""
-
-    server: ServerView
-    end: int
-    """Where it is left: the end of its span or of the range."""
-    entries: "tuple[_Entry, ...]"
-    """Every way to come to its last block."""
-    done_s: float
-    """Seconds to there by the best of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """One way to come to a server's last block: after `previous` (None: from the client), from block `start` on."""
-
-    previous: _Stop | None
-    start: int
-    done_s: float
-
-
-def find_route(view: View, blocks: range | int, cost: CostModel, *, tokens_needed: int, rng: random.Random) -> Route:
+def find_route(
+    view: View,
+    blocks: range | int,
+    cost: CostModel,
+    *,
+    tokens_needed: int,
+    rng: random.Random,
+    mode: Mode = "min_latency",
+    current: Route | None = None,
+) -> Route:
     """The cheapest route over `blocks` (a number: all blocks of a model of that many), near ties broken at random.
 
-    Only servers that are online count; draining ones when nothing else is left. Raises MissingBlocks, before any
-    search, when some block has neither.
+    `current` is the route in use, if any: it is kept while no other is clearly cheaper, and left with a
+    probability that keeps clients from all moving at once (`leave_probability`). Only servers that are online
+    count; draining ones when nothing else is left. Raises MissingBlocks, before any search, when some block has
+    neither.
     """
     blocks = range(blocks) if isinstance(blocks, int) else blocks
+    servers = _usable(view, blocks)
+    if mode == "max_throughput":
+        chain = choose_by_flow(servers, blocks, cost, tokens_needed=tokens_needed, rng=rng)
+        price = price_route(view, (hops := _hops(chain)), cost, tokens_needed=tokens_needed)
+        assert price is not None, "a chain of usable servers has a price"
+        return Route(hops, price.total_s)
+    chain, cost_s = Search(view, servers, blocks, cost, tokens_needed=tokens_needed).choose(rng)
+    best = Route(_hops(chain), cost_s)
+    if current is None or not is_whole(current.hops, blocks):
+        return best
+    return _keep_or_leave(view, current, best, cost, tokens_needed, rng)
+
+
+def find_routes(view: View, blocks: range | int, cost: CostModel, *, tokens_needed: int, count: int) -> list[Route]:
+    """The `count` cheapest routes, or fewer when there are no more; the cheapest first. Raises MissingBlocks."""
+    blocks = range(blocks) if isinstance(blocks, int) else blocks
+    search = Search(view, _usable(view, blocks), blocks, cost, tokens_needed=tokens_needed)
+    return [Route(_hops(chain), cost_s) for chain, cost_s in islice(search.in_order(), count)]
+
+
+def leave_probability(now_s: float, best_s: float, load_s: float, cost: CostModel) -> float:
+    """How likely a client should leave a route of `now_s` for one of `best_s`.
+
+    Of what the present route costs, `load_s` comes from others who use it. If all of them left for the better one,
+    that would be the crowded one next. A difference of d between two equal servers is evened out when the share
+    d / (2 × load) of the busier one's clients moves; one that load cannot explain is no reason to wait.
+    """
+    gain_s = now_s - best_s
+    if gain_s <= cost.switch_gain * now_s:
+        return 0.0
+    return 1.0 if 2 * load_s <= gain_s else gain_s / (2 * load_s)
+
+
+def _keep_or_leave(
+    view: View, current: Route, best: Route, cost: CostModel, tokens_needed: int, rng: random.Random
+) -> Route:
+    price = price_route(view, current.hops, cost, tokens_needed=tokens_needed)
+    if price is None:
+        return best
+    leave = leave_probability(price.total_s, best.cost_s, load_s(view, current, cost), cost)
+    return best if rng.random() < leave else Route(current.hops, price.total_s)
+
+
+def _usable(view: View, blocks: range) -> list[ServerView]:
+    """The servers that take sessions on some of these blocks. Raises MissingBlocks when a block has none."""
     assert len(blocks) == blocks.stop - blocks.start > 0, "a route covers at least one block, and consecutive ones"
-    servers = [server for server in view.servers.values() if server.is_usable and _overlaps(server, blocks)]
+    servers = [
+        server
+        for server in view.servers.values()
+        if server.is_usable and server.start < blocks.stop and blocks.start < server.end
+    ]
     _require_coverage(servers, blocks)
-    stops = _shortest_ways(servers, blocks, cost, tokens_needed)
-    return _choose(stops, blocks, cost, rng)
-
-
-def _overlaps(server: ServerView, blocks: range) -> bool:
-    return server.start < blocks.stop and blocks.start < server.end
+    return servers
 
 
 def _require_coverage(servers: Sequence[ServerView], blocks: range) -> None:
     """Covered means routable: wherever a span ends inside the range, some server hosts the next block."""
-    covered = {block for server in servers for block in range(server.start, server.end)}
-    missing = [block for block in blocks if block not in covered]
+    steps = [0] * (len(blocks) + 1)
+    for server in servers:
+        steps[max(server.start, blocks.start) - blocks.start] += 1
+        steps[min(server.end, blocks.stop) - blocks.start] -= 1
+    missing = [block for block, num_servers in zip(blocks, accumulate(steps), strict=False) if num_servers == 0]
     if missing:
         raise MissingBlocks(missing)
 
 
-def _shortest_ways(servers: Sequence[ServerView], blocks: range, cost: CostModel, tokens_needed: int) -> list[_Stop]:
-    """All servers that the client can come to, with every way there."""
-    stops: list[_Stop] = []
-    ending_at: dict[int, list[_Stop]] = {}
-    for server in sorted(servers, key=lambda server: (min(server.end, blocks.stop), server.peer)):
-        end = min(server.end, blocks.stop)
-        entries = _ways_to(server, blocks.start, end, ending_at, cost, tokens_needed)
-        if entries:
-            stop = _Stop(server, end, entries, min(entry.done_s for entry in entries))
-            stops.append(stop)
-            ending_at.setdefault(end, []).append(stop)
-    return stops
-
-
-def _ways_to(
-    server: ServerView, first: int, end: int, ending_at: Mapping[int, list[_Stop]], cost: CostModel, tokens_needed: int
-) -> tuple[_Entry, ...]:
-    """From the client if the server hosts the `first` block, and from every stop that ends inside its span."""
-    at_entry_s, per_block_s = entry_s(cost, server, tokens_needed), block_s(cost, server)
-    entries: list[_Entry] = []
-    if server.start <= first:
-        there_s = one_way_s(cost, server.rtt_s)
-        entries.append(_Entry(None, first, there_s + at_entry_s + (end - first) * per_block_s))
-    for start in range(max(server.start, first + 1), end):
-        for previous in ending_at.get(start, ()):
-            there_s = previous.done_s + between_s(cost, previous.server, server)
-            entries.append(_Entry(previous, start, there_s + at_entry_s + (end - start) * per_block_s))
-    return tuple(entries)
-
-
-def _choose(stops: Sequence[_Stop], blocks: range, cost: CostModel, rng: random.Random) -> Route:
-    """Walk back from the client, at each stop at random among the ways that keep the whole within a near tie."""
-    finals = [(stop, stop.done_s + one_way_s(cost, stop.server.rtt_s)) for stop in stops if stop.end == blocks.stop]
-    best_s = min(total_s for _, total_s in finals)
-    limit_s = best_s * (1 + cost.near_tie)
-    stop, total_s = rng.choice([final for final in finals if final[1] <= limit_s])
-    hops: list[RouteHop] = []
-    while True:
-        slack_s = max(limit_s - total_s, 0.0)  # never below 0 by rounding: the best way must always pass
-        entry = rng.choice([entry for entry in stop.entries if entry.done_s <= stop.done_s + slack_s])
-        total_s += entry.done_s - stop.done_s
-        hops.append(RouteHop(stop.server.peer, entry.start, stop.end))
-        if entry.previous is None:
-            return Route(tuple(reversed(hops)), total_s)
-        stop = entry.previous
+def _hops(chain: Chain) -> tuple[RouteHop, ...]:
+    return tuple(RouteHop(*hop) for hop in chain)

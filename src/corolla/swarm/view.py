@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Literal
 
@@ -10,6 +11,8 @@ from corolla.ids import PeerId
 from corolla.swarm.announcement import Announcement
 
 Health = Literal["healthy", "fragile", "broken"]
+Link = tuple[PeerId, PeerId]
+"""(server, the server after it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,11 @@ class ServerView:
     expires_at: float
     """Wall time at which the announcement stops to count."""
     rtt_s: float | None = None
-    """Round trip from this peer; None: not measured."""
+    """Round trip from this peer; None: not measured, infinite: it did not answer."""
+    queue_s: float | None = None
+    """How long our steps wait there, from its replies; None: take what it announces."""
+    block_s: float | None = None
+    """Seconds that one token takes in one block there, from its replies; None: take what it announces."""
 
     @property
     def start(self) -> int:
@@ -48,6 +55,8 @@ class View:
     num_blocks: int
     """Of the whole model; 0 while nobody has said."""
     servers: Mapping[PeerId, ServerView] = field(default_factory=lambda: MappingProxyType({}))
+    link_penalties_s: Mapping[Link, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Seconds added to links between servers that failed lately."""
 
     @classmethod
     def of(cls, servers: Iterable[ServerView]) -> "View":
@@ -88,6 +97,14 @@ class View:
         kept = {peer: server for peer, server in self.servers.items() if peer not in gone}
         return replace(self, servers=MappingProxyType(kept))
 
+    def only(self, peers: Iterable[PeerId]) -> "View":
+        """This view as if no other servers were there."""
+        return self.without(self.servers.keys() - set(peers))
+
+    def including(self, server: ServerView) -> "View":
+        """This view with that server in it, in the place of what was known of it."""
+        return replace(self, servers=MappingProxyType({**self.servers, server.peer: server}))
+
     def with_rtts(self, rtts: Mapping[PeerId, float]) -> "View":
         """This view with these measured round trips, in seconds; those of other servers stay as they are."""
         measured = {
@@ -96,8 +113,9 @@ class View:
         return replace(self, servers=MappingProxyType(measured))
 
     def _count(self, servers: Iterable[ServerView]) -> list[int]:
-        counts = [0] * self.num_blocks
+        """How many of these servers host each block: steps up and down, then their running sum."""
+        steps = [0] * (self.num_blocks + 1)
         for server in servers:
-            for block in range(server.start, server.end):
-                counts[block] += 1
-        return counts
+            steps[server.start] += 1
+            steps[server.end] -= 1
+        return list(accumulate(steps[:-1]))
