@@ -2,9 +2,11 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 
 def convert_gguf(gguf: Path, output: Path) -> None:
@@ -12,13 +14,16 @@ def convert_gguf(gguf: Path, output: Path) -> None:
     directory, name = str(gguf.parent), gguf.name
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, gguf_file=name)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        directory,
-        gguf_file=name,
-        dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),  # packed weights cannot be saved
+        directory, gguf_file=name, dtype=torch.bfloat16, **_unpacked()
     )
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
+
+
+def _unpacked() -> dict[str, Any]:
+    """Packed weights cannot be saved. Versions of transformers that cannot keep them packed have no such setting."""
+    setting = getattr(transformers, "GgufConfig", None)
+    return {} if setting is None else {"quantization_config": setting(dequantize=True)}
 
 
 if __name__ == "__main__":
