@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from corolla.errors import HopFailed
@@ -92,6 +92,7 @@ def test_a_peer_that_speaks_after_it_was_called_dead_is_a_false_alarm() -> None:
     assert not isinstance(check(USUAL, pulse, 7.0)[1], Dead)
 
 
+@example(interval_s=2.0, factor=3.0, gaps=[1.0, 1.04, 100.0])  # 2.04 + 6 - 2.04 is below 6: once an endless loop
 @given(
     interval_s=st.floats(0.01, 10),
     factor=st.floats(2, 10),
@@ -106,6 +107,7 @@ def test_death_comes_neither_before_the_bound_nor_later_than_it(
         while pulse.next_check < last + gap:
             now = pulse.next_check
             pulse, action = check(liveness, pulse, now)
+            assert pulse.next_check > now or isinstance(action, Dead)
             if isinstance(action, Dead):
                 assert now - last == pytest.approx(liveness.dead_after_s)
                 return

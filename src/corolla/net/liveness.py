@@ -104,9 +104,10 @@ def answered(pulse: Pulse, nonce: int, now: float) -> Pulse:
 def check(liveness: Liveness, pulse: Pulse, now: float) -> tuple[Pulse, Ask | Dead | None]:
     """What to do now; look again at the new pulse's `next_check`."""
     pulse = _excuse_our_delay(pulse, now)
-    silent_s = now - pulse.last_heard
-    if silent_s >= liveness.dead_after_s:
-        return replace(pulse, died_at=now, next_check=now), Dead(silent_s)
+    # Compared as `next_check` is computed: rounded otherwise, a check at that very time could find nothing to do and
+    # want the next one at once, for ever.
+    if now >= pulse.last_heard + liveness.dead_after_s:
+        return replace(pulse, died_at=now, next_check=now), Dead(now - pulse.last_heard)
     action: Ask | None = None
     if now >= _next_question(liveness, pulse):
         action = Ask(pulse.next_nonce)
