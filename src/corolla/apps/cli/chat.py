@@ -1,6 +1,10 @@
 """`corolla chat`: a conversation on the terminal that keeps one session, so that no turn is sent twice."""
 
+import signal
 import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +43,7 @@ def command(
 ) -> None:
     """Hold a conversation with a model served by a swarm.
 
-    MODEL is the model's directory. Ctrl-C stops an answer; /new begins anew; /exit or Ctrl-D ends.
+    MODEL is the model's directory. Ctrl-C stops an answer, twice ends; /new begins anew; /exit or Ctrl-D ends.
     """
     peers = require_peers(join)
     with progress("joining the swarm and loading the local half of the model"):
@@ -83,9 +87,27 @@ def _read_line() -> str | None:
 
 def _answer(conversation: "Conversation", question: str) -> None:
     try:
-        conversation.ask(question, lambda part: click.echo(part, nl=False))
-    except KeyboardInterrupt:
-        click.echo(" (stopped)", err=True)
+        with stop_on_interrupt() as stop:
+            conversation.ask(question, lambda part: click.echo(part, nl=False), should_stop=stop.is_set)
+        if stop.is_set():
+            click.echo(" (stopped)", err=True)
     except BadInput as full:  # the session is as long as it may be; the user decides what to do
         click.echo(f"{full}; {START_ANEW} begins a new conversation", err=True)
     click.echo()
+
+
+@contextmanager
+def stop_on_interrupt() -> Generator[threading.Event]:
+    """An event that the first Ctrl-C sets, in place of KeyboardInterrupt; the second one raises that."""
+    stop = threading.Event()
+
+    def ask_to_stop(_signal: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, ask_to_stop)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

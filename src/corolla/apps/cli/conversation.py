@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import transformers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TextStreamer
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextStreamer,
+)
 
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.cli.network import client_network
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
 PRIVACY_NOTE = "Note: the servers of a swarm can read what passes through them."
 
 Write = Callable[[str], None]
+ShouldStop = Callable[[], bool]
 Message = dict[str, str]
 """`role` and `content`."""
 
@@ -112,6 +119,10 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         raise BadInput(f"{directory} has no tokenizer that can be read: {str(wrong).splitlines()[0]}") from wrong
 
 
+def _never() -> bool:
+    return False
+
+
 class Conversation:
     """Turns of one session, or a single one."""
 
@@ -125,10 +136,10 @@ class Conversation:
         if sampling.seed is not None:
             torch.manual_seed(sampling.seed)
 
-    def ask(self, question: str, write: Write) -> Pace:
+    def ask(self, question: str, write: Write, *, should_stop: ShouldStop = _never) -> Pace:
         """Send the question, give the answer to `write` as it comes.
 
-        Interrupted by Ctrl-C, the part of the answer that came stays in the conversation.
+        `should_stop` is asked after each token; the part of the answer that came stays in the conversation.
         """
         self.messages.append({"role": "user", "content": question})
         answer: list[str] = []
@@ -138,11 +149,11 @@ class Conversation:
             write(text)
 
         try:
-            return self.complete(self._swarm_model.encode_chat(self.messages), keep)
+            return self.complete(self._swarm_model.encode_chat(self.messages), keep, should_stop=should_stop)
         finally:
             self.messages.append({"role": "assistant", "content": "".join(answer)})
 
-    def complete(self, prompt: Sequence[int], write: Write) -> Pace:
+    def complete(self, prompt: Sequence[int], write: Write, *, should_stop: ShouldStop = _never) -> Pace:
         """Continue exactly these tokens."""
         held = common_length(self._known, prompt)
         self._hold(self._known[:held])
@@ -153,6 +164,7 @@ class Conversation:
                 new,
                 attention_mask=torch.ones_like(new),
                 streamer=streamer,
+                stopping_criteria=StoppingCriteriaList([_Stop(should_stop)]),
                 session=self.session,
                 **self._sampling.arguments(),
             )
@@ -172,6 +184,18 @@ def common_length(known: Sequence[int], prompt: Sequence[int]) -> int:
     """How many tokens of `prompt` need not be sent: its common beginning with `known`, short of its last token."""
     most = min(len(known), len(prompt) - 1)
     return next((i for i in range(most) if known[i] != prompt[i]), most)
+
+
+class _Stop(StoppingCriteria):
+    """Ends a generation between two tokens, when the session is in order: inside a step, it would not be."""
+
+    def __init__(self, should_stop: ShouldStop) -> None:
+        self._should_stop = should_stop
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride] - its hints are narrower than what it takes
+        self, input_ids: torch.Tensor, scores: Any, **_others: Any
+    ) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), self._should_stop(), dtype=torch.bool, device=input_ids.device)
 
 
 class _Streamer(TextStreamer):
