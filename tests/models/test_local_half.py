@@ -116,6 +116,8 @@ def test_what_cannot_be_passed_on_is_refused(recorder):
         recorder(IDS[:1], past_key_values=cache)
     with pytest.raises(BadInput, match="blocks are elsewhere"):
         recorder.model(IDS)
+    with pytest.raises(BadInput, match="output_hidden_states is not possible"):
+        recorder(IDS, output_hidden_states=True)
 
 
 def test_a_failed_step_leaves_the_position_where_it_was(tiny):

@@ -26,6 +26,7 @@ def test_any_tensor_comes_back_the_same(dtype, shape, offset):
     back = to_torch(WireTensor(wire.dtype, wire.shape, received))
     assert back.dtype == tensor.dtype
     assert torch.equal(back, tensor)
+    assert back.data_ptr() % back.element_size() == 0  # kernels may count on it
 
 
 @pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))

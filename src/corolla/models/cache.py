@@ -134,7 +134,6 @@ class GhostedCache(DynamicCache):
     def __init__(self, config: PreTrainedConfig, hosted: range) -> None:
         super().__init__(config=config)
         self.position = Position()
-        self.hosted = hosted
         for index, layer in enumerate(self.layers):
             if index in hosted:
                 self.layers[index] = GrowingLayer() if type(layer) is DynamicLayer else layer
@@ -160,33 +159,33 @@ class SpanCache(GhostedCache):
     def __init__(self, config: PreTrainedConfig, start: int, end: int, rows: int) -> None:
         super().__init__(config, range(start, end))
         self.rows = rows
-        for layer in self._hosted_layers():
-            if isinstance(layer, DynamicSlidingWindowLayer):
-                layer.activate_past_recording()
+        self._hosted_layers = cast("list[CacheLayerMixin]", self.layers[start:end])
+        self._sliding_layers = [layer for layer in self._hosted_layers if isinstance(layer, DynamicSlidingWindowLayer)]
+        for layer in self._sliding_layers:
+            layer.activate_past_recording()
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated for this cache, unused room included."""
-        return sum(tensor.nbytes for layer in self._hosted_layers() for tensor in _allocated(layer))
+        return sum(tensor.nbytes for layer in self._hosted_layers for tensor in _allocated(layer))
 
     @property
     def used_bytes(self) -> int:
         """Bytes of what is held: `nbytes` without the room to grow."""
-        return sum(tensor.nbytes for layer in self._hosted_layers() for tensor in _tensors(layer))
+        return sum(tensor.nbytes for layer in self._hosted_layers for tensor in _tensors(layer))
 
     def advance(self, num_tokens: int) -> None:
         """Count positions that the blocks have just taken in."""
         self.position.num_tokens += num_tokens
-        for layer in self._hosted_layers():
-            if isinstance(layer, DynamicSlidingWindowLayer):
-                _drop_beyond_slack(layer)
+        for layer in self._sliding_layers:
+            _drop_beyond_slack(layer)
 
     def can_trim(self, num_tokens: int) -> bool:
         """Whether the cache can be brought back to `num_tokens` positions exactly."""
         if not 0 <= num_tokens <= self.num_tokens:
             return False
         num_removed = self.num_tokens - num_tokens
-        return num_removed == 0 or all(_can_remove(layer, num_removed) for layer in self._hosted_layers())
+        return num_removed == 0 or all(_can_remove(layer, num_removed) for layer in self._hosted_layers)
 
     @torch.inference_mode()
     def trim(self, num_tokens: int) -> None:
@@ -199,7 +198,7 @@ class SpanCache(GhostedCache):
             )
         num_removed = self.num_tokens - num_tokens
         if num_removed:
-            for layer in self._hosted_layers():
+            for layer in self._hosted_layers:
                 cast("DynamicLayer", layer).crop(-num_removed)
         self.position.num_tokens = num_tokens
 
@@ -209,12 +208,9 @@ class SpanCache(GhostedCache):
         assert all(0 <= row < self.rows for row in rows), "the session checks rows before"
         if list(rows) != list(range(self.rows)):
             index = torch.tensor(list(rows), dtype=torch.int64)
-            for layer in self._hosted_layers():
+            for layer in self._hosted_layers:
                 layer.reorder_cache(cast("torch.LongTensor", index))
             self.rows = len(rows)
-
-    def _hosted_layers(self) -> list[CacheLayerMixin]:
-        return cast("list[CacheLayerMixin]", self.layers[self.hosted.start : self.hosted.stop])
 
 
 def _drop_beyond_slack(layer: DynamicSlidingWindowLayer) -> None:
