@@ -1,25 +1,35 @@
-"""Picks the route of a session: from the watched view and this client's own round trips, by `swarm/route.py`."""
+"""Picks the route of a session: from the watched view and what this client learnt itself, by `swarm/route.py`.
+
+Nothing here stands in front of a request but the very first reading of the swarm (and one more before giving up):
+round trips are measured and announcements read anew beside requests. Without requests nothing is read at all.
+"""
 
 import asyncio
 import logging
 import random
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from corolla.clock import loop_time
 from corolla.errors import HopFailed, MissingBlocks, Unsupported
 from corolla.ids import Fingerprint, PeerId, short
 from corolla.net.streams import Transport
 from corolla.swarm.announcement import MODELS_KEY
+from corolla.swarm.bans import BanRules
 from corolla.swarm.cost import CostModel
-from corolla.swarm.route import Route, find_route
+from corolla.swarm.peers import PeerBook
+from corolla.swarm.route import Mode, Route, find_route, find_routes
+from corolla.swarm.rtt import pick_to_sample
 from corolla.swarm.view import View
 from corolla.swarm.watch import Watcher, list_models
+from corolla.wire.messages import HopTiming
 
 log = logging.getLogger(__name__)
 
 PING_TIMEOUT_S = 2.0
-MAX_PINGED = 32
-RTT_LIFE_S = 300.0
+STALE_PERIODS = 4
+"""A view as old as this many refresh periods is read anew before a route is found in it, not beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,57 +41,147 @@ class ServedModel:
     num_blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class ServerLists:
+    """Whom the user wants to be served by."""
+
+    allowed: frozenset[PeerId] | None = None
+    """Only these; None: all."""
+    blocked: frozenset[PeerId] = frozenset()
+
+    def applied(self, view: View) -> View:
+        allowed = view if self.allowed is None else view.only(self.allowed)
+        return allowed.without(self.blocked)
+
+
 class Router:
-    """Routes for one model. Round trips are measured beside requests, never in front of them."""
+    """Routes for one model. Sessions tell it how their hops did (`saw_…`)."""
 
     def __init__(
-        self, transport: Transport, model: ServedModel, cost: CostModel, *, refresh_period_s: float, rng: random.Random
-    ) -> None:
+        self, transport: Transport, model: ServedModel, cost: CostModel, *, refresh_period_s: float,
+        rng: random.Random, lists: ServerLists | None = None, bans: BanRules | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
         self._transport = transport
         self._cost = cost
         self._rng = rng
         self._refresh_period_s = refresh_period_s
+        self._lists = lists or ServerLists()
+        self._book = PeerBook(bans)
         self._watcher = Watcher(transport, model.fingerprint)
         self._read_at: float | None = None
-        self._rtts: dict[PeerId, tuple[float, float]] = {}
         self._pinging: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
 
     @property
     def view(self) -> View:
+        """The swarm as last read: every server, banned ones too."""
         return self._watcher.view
+
+    @property
+    def book(self) -> PeerBook:
+        return self._book
 
     async def refresh(self) -> View:
         """Read the swarm's announcements now."""
         view = await self._watcher.refresh()
         self._read_at = loop_time()
-        if self._pinging is None or self._pinging.done():
-            self._pinging = asyncio.get_running_loop().create_task(self._ping_servers())
+        self._pinging = self._beside(self._pinging, self._ping_servers())
         return view
 
-    async def find_route(self, *, tokens_needed: int, without: frozenset[PeerId] = frozenset()) -> Route:
-        """The cheapest chain over all blocks. Raises MissingBlocks; Unsupported when only other weights are served."""
-        if self._read_at is None or loop_time() - self._read_at > self._refresh_period_s:
-            await self.refresh()
+    async def find_route(
+        self,
+        *,
+        tokens_needed: int,
+        without: frozenset[PeerId] = frozenset(),
+        mode: Mode = "min_latency",
+        current: Route | None = None,
+    ) -> Route:
+        """The cheapest chain over all blocks (`current`: the one in use, kept unless another is clearly better).
+
+        Raises MissingBlocks; Unsupported when only other weights are served.
+        """
+        await self._be_fresh()
         try:
-            return self._search(tokens_needed, without)
+            return self._search(tokens_needed, without, mode, current)
         except MissingBlocks:
             await self.refresh()  # the view may be old: look once more before giving up
         try:
-            return self._search(tokens_needed, without)
+            return self._search(tokens_needed, without, mode, current)
         except MissingBlocks:
             await self._explain_if_other_weights()
             raise
 
-    async def close(self) -> None:
-        if self._pinging is not None:
-            self._pinging.cancel()
+    async def find_routes(
+        self, *, tokens_needed: int, count: int, without: frozenset[PeerId] = frozenset()
+    ) -> list[Route]:
+        """The best chains, the cheapest first: a hedge or a substitute beside the one in use. Raises MissingBlocks."""
+        await self._be_fresh()
+        view = self.usable_view(without)
+        return find_routes(view, self.model.num_blocks, self._cost, tokens_needed=tokens_needed, count=count)
 
-    def _search(self, tokens_needed: int, without: frozenset[PeerId]) -> Route:
-        now = loop_time()
-        fresh = {peer: rtt for peer, (rtt, at) in self._rtts.items() if now - at < RTT_LIFE_S}
-        view = self.view.without(without).with_rtts(fresh)
-        return find_route(view, self.model.num_blocks, self._cost, tokens_needed=tokens_needed, rng=self._rng)
+    def find_part(self, blocks: range, *, tokens_needed: int, without: frozenset[PeerId] = frozenset()) -> Route:
+        """The cheapest chain over a part of the model, from the view as it is: never waits. Raises MissingBlocks."""
+        view = self.usable_view(without)
+        return find_route(view, blocks, self._cost, tokens_needed=tokens_needed, rng=self._rng)
+
+    def usable_view(self, without: frozenset[PeerId] = frozenset()) -> View:
+        """What routes are searched in: the lists and bans applied, measured round trips and loads filled in."""
+        listed = self._lists.applied(self.view.alive(self._transport.wall_time())).without(without)
+        return self._book.applied(listed, range(self.model.num_blocks), self._cost, loop_time())
+
+    def saw_step(self, peer: PeerId, timing: HopTiming, *, num_blocks: int, num_tokens: int) -> None:
+        """A step came back from this server, with these times; `num_tokens` a row went in."""
+        self._book.saw_step(
+            peer, queue_s=timing.queue_s, compute_s=timing.compute_s, num_blocks=num_blocks, num_tokens=num_tokens,
+            now=loop_time(),
+        )  # fmt: skip
+        self._book.saw_success(peer)
+
+    def saw_queue(self, peer: PeerId, queue_s: float) -> None:
+        """A heartbeat said how long a step would wait there."""
+        self._book.saw_queue(peer, queue_s, loop_time())
+
+    def saw_rtt(self, peer: PeerId, rtt_s: float) -> None:
+        """A heartbeat's round trip."""
+        self._book.saw_rtt(peer, rtt_s, loop_time())
+
+    def saw_fault(self, peer: PeerId) -> None:
+        """This client's own evidence that the server failed: reset, silence, a wrong answer. Never for a refusal."""
+        seconds = self._book.saw_fault(peer, loop_time())
+        log.info("server banned", extra={"peer": short(peer), "seconds": round(seconds, 1)})
+
+    def saw_link_fault(self, before: PeerId, after: PeerId) -> None:
+        """A server's word that it cannot reach the next one."""
+        self._book.saw_link_fault((before, after), loop_time())
+
+    async def close(self) -> None:
+        for task in (self._pinging, self._refreshing):
+            if task is not None:
+                task.cancel()
+
+    async def _be_fresh(self) -> None:
+        age_s = None if self._read_at is None else loop_time() - self._read_at
+        if age_s is None or age_s > STALE_PERIODS * self._refresh_period_s:
+            await self.refresh()
+        elif age_s > self._refresh_period_s:
+            self._refreshing = self._beside(self._refreshing, self._read_again())
+
+    def _beside(self, running: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """One such task at a time."""
+        if running is not None and not running.done():
+            work.close()
+            return running
+        return asyncio.get_running_loop().create_task(work)
+
+    async def _read_again(self) -> None:
+        await self.refresh()
+
+    def _search(self, tokens_needed: int, without: frozenset[PeerId], mode: Mode, current: Route | None) -> Route:
+        return find_route(
+            self.usable_view(without), self.model.num_blocks, self._cost, tokens_needed=tokens_needed, rng=self._rng,
+            mode=mode, current=current,
+        )  # fmt: skip
 
     async def _explain_if_other_weights(self) -> None:
         if self.view.servers:
@@ -95,15 +195,14 @@ class Router:
                 )  # fmt: skip
 
     async def _ping_servers(self) -> None:
-        peers = list(self.view.servers)
-        self._rng.shuffle(peers)
-        await asyncio.gather(*(self._ping(peer) for peer in peers[:MAX_PINGED]))
+        picked = pick_to_sample(self.view, range(self.model.num_blocks), self._book.rtts, self._rng)
+        await asyncio.gather(*(self._ping(peer) for peer in picked))
 
     async def _ping(self, peer: PeerId) -> None:
         try:
             rtt_s = await self._transport.ping(peer, timeout_s=PING_TIMEOUT_S)
         except HopFailed as failed:
             log.debug("no ping", extra={"peer": short(peer), "reason": failed.reason})
+            self._book.saw_no_answer(peer, loop_time())
         else:
-            old = self._rtts.get(peer)
-            self._rtts[peer] = (rtt_s if old is None else 0.8 * old[0] + 0.2 * rtt_s, loop_time())
+            self._book.saw_rtt(peer, rtt_s, loop_time())

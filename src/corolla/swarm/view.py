@@ -97,6 +97,10 @@ class View:
         kept = {peer: server for peer, server in self.servers.items() if peer not in gone}
         return replace(self, servers=MappingProxyType(kept))
 
+    def alive(self, wall_now: float) -> "View":
+        """This view without the servers whose announcements have expired at this wall time."""
+        return self.without([peer for peer, server in self.servers.items() if server.expires_at <= wall_now])
+
     def only(self, peers: Iterable[PeerId]) -> "View":
         """This view as if no other servers were there."""
         return self.without(self.servers.keys() - set(peers))

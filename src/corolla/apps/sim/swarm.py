@@ -52,7 +52,7 @@ class MemorySwarm:
     ) -> Handler:  # fmt: skip
         """A server of blocks `A:B`, announced when this returns."""
         start, end = (int(edge) for edge in span.split(":"))
-        transport = await self._join(name)
+        transport = await self.join(name)
         config = ServerConfig(model=Path(name), name=name, cache_tokens=cache_tokens, limits=limits or SessionLimits())
         model = model or self.model
         served = ServedSpan(model.name, model.fingerprint, model.num_blocks, 1000.0, 1000.0)
@@ -63,11 +63,12 @@ class MemorySwarm:
         return handler
 
     async def client(self, name: str, config: ClientConfig | None = None) -> Swarm:
-        swarm = Swarm(await self._join(name), config or ClientConfig(), rng=self.rng)
+        swarm = Swarm(await self.join(name, is_client=True), config or ClientConfig(), rng=self.rng)
         self._stack.push_async_callback(swarm.close)
         return swarm
 
-    async def _join(self, name: str) -> MemoryTransport:
-        transport = await self._stack.enter_async_context(self.network.transport(name))
+    async def join(self, name: str, *, is_client: bool = False) -> MemoryTransport:
+        """A peer that has met the others, and is there until the swarm ends or it is killed."""
+        transport = await self._stack.enter_async_context(self.network.transport(name, is_client=is_client))
         await transport.join(self._bootstrap.addresses, timeout_s=5)
         return transport

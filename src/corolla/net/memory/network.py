@@ -20,7 +20,7 @@ from corolla.errors import BadInput, HopFailed, LocalProtocolError, NoPeers
 from corolla.ids import PeerId
 from corolla.net.identity import Identity, from_seed
 from corolla.net.memory.links import Link, LinkConditions, Links
-from corolla.net.memory.records import MemoryRecords
+from corolla.net.memory.records import MemoryRecords, Traffic
 from corolla.net.memory.streams import MemoryStream, Pipe
 from corolla.net.streams import Accept
 
@@ -43,9 +43,12 @@ class MemoryNetwork:
         self._living: dict[PeerId, MemoryTransport] = {}
         self._reachable: dict[PeerId, dict[PeerId, MemoryTransport]] = {}
 
-    def transport(self, name: str, *, clock_skew_s: float = 0.0) -> "MemoryTransport":
-        """A peer that is there from `async with` on. Its wall clock is ahead by `clock_skew_s`."""
-        return MemoryTransport(self, identity_of(name), clock_skew_s)
+    def transport(self, name: str, *, clock_skew_s: float = 0.0, is_client: bool = False) -> "MemoryTransport":
+        """A peer that is there from `async with` on. Its wall clock is ahead by `clock_skew_s`.
+
+        A client keeps no records for others: nobody asks it anything while it asks nothing.
+        """
+        return MemoryTransport(self, identity_of(name), clock_skew_s, is_client=is_client)
 
     @property
     def living(self) -> Mapping[PeerId, "MemoryTransport"]:
@@ -124,6 +127,8 @@ class MemoryNetwork:
             peer = to_ask.pop()
             if self.answers(asker.peer, peer):
                 reached[peer] = self._living[peer]
+                if self._living.keys() <= seen:
+                    continue  # everybody is found: what is left to learn is who answers
                 unseen = self._living[peer].known - seen
                 seen |= unseen
                 to_ask.extend(sorted(unseen))  # sorted: sets of strings have another order in each process
@@ -139,7 +144,10 @@ class MemoryNetwork:
 class MemoryTransport:
     """One peer, as `net/streams.py` asks for it."""
 
-    def __init__(self, network: MemoryNetwork, identity: Identity, clock_skew_s: float) -> None:
+    def __init__(
+        self, network: MemoryNetwork, identity: Identity, clock_skew_s: float, *, is_client: bool = False
+    ) -> None:
+        self.is_client: Final = is_client
         self.network: Final = network
         self.identity: Final = identity
         self.clock_skew_s: float = clock_skew_s
@@ -153,7 +161,9 @@ class MemoryTransport:
         self._records = MemoryRecords(
             identity,
             wall_time=self.wall_time,
-            answering=lambda: {peer: other._records for peer, other in network.reachable(self).items()},
+            answering=lambda: {
+                peer: other._records for peer, other in network.reachable(self).items() if not other.is_client
+            },
             has_met_others=lambda: bool(self.known),
             round_trip_s=self._round_trip_s,
         )
@@ -179,6 +189,11 @@ class MemoryTransport:
     @property
     def records(self) -> MemoryRecords:
         return self._records
+
+    @property
+    def traffic(self) -> Traffic:
+        """What records cost this peer so far."""
+        return self._records.traffic
 
     def wall_time(self) -> float:
         return WALL_START + asyncio.get_running_loop().time() + self.clock_skew_s

@@ -1,24 +1,43 @@
 """Records in memory: every peer keeps a shelf, and a record stands on the shelves of a few peers near its key.
 
 As in a Kademlia table, which peers those are follows from hashes, every storing peer checks what it keeps, and a
-reader asks all it can reach. Checks are those of `net/records.py`, by each peer's own wall clock.
+reader asks the same few. Checks are those of `net/records.py`, by each peer's own wall clock. `Traffic` counts what
+this costs each peer; here everybody knows everybody, so the steps of a lookup towards the key are not in it.
 """
 
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from corolla.errors import BadInput
 from corolla.ids import PeerId
 from corolla.net.identity import Identity
-from corolla.net.records import MAX_LIFETIME_S, Record, RecordRejected, sign_record, verify_record
+from corolla.net.records import MAX_LIFETIME_S, Record, RecordRejected, check_times, open_record, sign_record
 
 REPLICAS: Final = 8
 """Peers that keep a record beside its publisher: with hivemind's 5, half of them may vanish between refreshes."""
 
 MAX_RECORDS_PER_KEY: Final = 500
 MAX_KEYS: Final = 10_000
+REQUEST_BYTES: Final = 120
+"""Of a request or a reply without its records: ids, the key's hash, framing (hivemind's are about as large)."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What records cost one peer: requests and replies, sent and received, its own and those it answers."""
+
+    messages: int = 0
+    num_bytes: int = 0
+
+    def exchange(self, other: "Traffic", num_bytes: int) -> None:
+        """One request and its reply, with this many bytes of records in one of the two."""
+        for side in (self, other):
+            side.messages += 2
+            side.num_bytes += 2 * REQUEST_BYTES + num_bytes
 
 
 class Shelf:
@@ -30,7 +49,7 @@ class Shelf:
     def store(self, key: str, peer: PeerId, blob: bytes, now: float) -> bool:
         """Keep a blob that is valid at wall time `now` and not older than what is here. False: refused."""
         try:
-            record = verify_record(key, peer, blob, now)
+            record = _verify(key, peer, blob, now)
         except RecordRejected:
             return False
         if key not in self._blobs and len(self._blobs) >= MAX_KEYS:
@@ -77,6 +96,7 @@ class MemoryRecords:
         self._has_met_others = has_met_others
         self._round_trip_s = round_trip_s
         self._shelf = Shelf()
+        self.traffic: Final = Traffic()
 
     async def put(self, key: str, value: bytes, lifetime_s: float) -> bool:
         if not 0 < lifetime_s <= MAX_LIFETIME_S:
@@ -87,15 +107,18 @@ class MemoryRecords:
         if not keepers:
             return not self._has_met_others()
         await asyncio.sleep(max(self._round_trip_s(peer) for peer in keepers))
+        for keeper in keepers.values():
+            self.traffic.exchange(keeper.traffic, len(blob))
         kept = [keeper.keep(key, self._identity.peer, blob) for keeper in keepers.values()]
         return any(kept)
 
     async def get(self, key: str) -> list[Record]:
-        answering = self._answering()
-        if answering:
-            await asyncio.sleep(max(self._round_trip_s(peer) for peer in answering))
+        asked = _nearest(key, self._answering())
+        if asked:
+            await asyncio.sleep(max(self._round_trip_s(peer) for peer in asked))
         newest = dict(self._shelf.blobs(key))
-        for other in answering.values():
+        for other in asked.values():
+            self.traffic.exchange(other.traffic, sum(len(blob) for _, blob in other._shelf.blobs(key).values()))
             for peer, (expires_at, blob) in other._shelf.blobs(key).items():
                 if peer not in newest or newest[peer][0] < expires_at:
                     newest[peer] = (expires_at, blob)
@@ -110,10 +133,23 @@ class MemoryRecords:
         records: list[Record] = []
         for peer, (_, blob) in blobs.items():
             try:
-                records.append(verify_record(key, peer, blob, now))
+                records.append(_verify(key, peer, blob, now))
             except RecordRejected:
                 continue  # expired meanwhile, or its keeper's clock let it pass and ours does not
         return records
+
+
+_open = lru_cache(maxsize=1 << 16)(open_record)
+"""A thousand readers check the same thousand signatures; the real network's peers remember them just so."""
+
+
+def _verify(key: str, peer: PeerId, blob: bytes, now: float) -> Record:
+    """`verify_record`, quicker."""
+    record = _open(key, peer, blob)
+    check_times(record, now)
+    if record.expires_at <= now:
+        raise RecordRejected("expired", f"{now - record.expires_at:.1f} s ago")
+    return record
 
 
 def _nearest(key: str, peers: Mapping[PeerId, MemoryRecords]) -> dict[PeerId, MemoryRecords]:
@@ -124,5 +160,6 @@ def _nearest(key: str, peers: Mapping[PeerId, MemoryRecords]) -> dict[PeerId, Me
     return {peer: peers[peer] for peer in sorted(peers, key=lambda peer: _hash(peer) ^ target)[:REPLICAS]}
 
 
+@lru_cache(maxsize=1 << 16)
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
