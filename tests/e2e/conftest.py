@@ -1,7 +1,13 @@
-"""Server processes over real libp2p on loopback; whatever a test starts ends with it."""
+"""Real processes over libp2p on loopback; whatever a test starts ends with it."""
 
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +17,64 @@ from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.bench.setup import ONE_THREAD, start_chains
 from corolla.apps.demo.processes import Processes
 from corolla.client.model import DistributedModelForCausalLM
-from corolla.models.testing import write_model_s
+from corolla.models.testing import write_model_s, write_tiny
+
+COMMAND = [sys.executable, "-m", "corolla"]
+ENVIRONMENT = {**os.environ, **ONE_THREAD}
+TIMEOUT_S = 100
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def corolla() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs one command line to its end."""
+
+    def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [*COMMAND, *map(str, arguments)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, env=ENVIRONMENT | environment, check=False
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def running() -> Callable[..., AbstractContextManager[subprocess.Popen[str]]]:
+    """Starts one command line (or, given a list, any command) and ends it with the block, if it has not ended."""
+
+    @contextmanager
+    def start(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+        command = arguments[0] if isinstance(arguments[0], list) else [*COMMAND, *map(str, arguments)]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, env=ENVIRONMENT, **pipes) as process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.kill()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def free_cache(corolla: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[[str], dict[str, int]]:
+    """What `corolla status` at an address says is free, by the servers' blocks."""
+
+    def ask(address: str) -> dict[str, int]:
+        models = json.loads(corolla("status", "--json", "--join", address).stdout)["models"]
+        return {server["blocks"]: server["free_cache_tokens"] for model in models for server in model["servers"]}
+
+    return ask
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory, write_tokenizer: Callable[[Path], None]) -> Path:
+    """A random llama of six blocks, in five shards, with a tokenizer of the words `w5` … `w127`."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny(directory, "llama")
+    write_tokenizer(directory)
+    return directory
 
 
 @pytest.fixture(scope="session")
@@ -21,23 +84,21 @@ def model_s(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def local_s(model_s: Path) -> PreTrainedModel:
-    torch.set_num_threads(1)
     return AutoModelForCausalLM.from_pretrained(model_s, dtype=torch.float32)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def addresses(model_s: Path) -> Iterator[dict[int, str]]:
     """Swarms of 1, 2 and 4 servers; the address of each."""
     with Processes(ONE_THREAD) as processes:
         yield {chain.num_servers: chain.address for chain in start_chains(processes, model_s, (1, 2, 4))}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def swarm_s(model_s: Path, addresses: dict[int, str]) -> Iterator[dict[int, DistributedModelForCausalLM]]:
     """S on each of these swarms."""
-    torch.set_num_threads(1)
     models = {
         count: AutoDistributedModelForCausalLM.from_pretrained(model_s, initial_peers=[address])
         for count, address in addresses.items()
