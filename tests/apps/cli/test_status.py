@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from corolla.apps.cli import main as frame
-from corolla.apps.cli.status import ModelStatus, choose, read_swarm
-from corolla.apps.cli.status_table import as_json, print_json, print_tables, runs
+from corolla.apps.cli.status import ModelStatus, choose, health_code, read_swarm
+from corolla.apps.cli.status_table import as_json, block_map, print_json, print_tables, runs
 from corolla.errors import BadInput, NoRoute
 from corolla.ids import Fingerprint
 from corolla.net.memory.loop import run_virtual
@@ -129,3 +129,33 @@ def test_without_an_address_it_says_how_to_give_one(
     monkeypatch.delenv("COROLLA_PEERS", raising=False)
     assert frame.run(["status"]) == BadInput.exit_code
     assert "--join ADDR" in capsys.readouterr().err
+
+
+def test_the_servers_that_blocks_hang_on_are_named() -> None:
+    [status] = status_of((0, 8), (0, 5), name="cellar")
+    text = " ".join(printed([status]).split())
+    [alone] = as_json(status)["fragile"]
+    assert alone["blocks"] == "5:8"
+    assert f"on one server only: 5:8 (…{alone['peer'][-8:]} cellar)" in text
+
+
+def test_the_map_has_a_sign_for_every_block() -> None:
+    assert str(block_map([0, 1, 2, 9, 10])) == "    0  ·129+"
+    lines = str(block_map([1] * 100)).splitlines()
+    assert [line.split() for line in lines] == [["0", "1" * 64], ["64", "1" * 36]]
+    assert "    0  22222111" in printed(status_of((0, 8), (0, 5)))
+
+
+def test_the_exit_code_tells_the_worst_health() -> None:
+    healthy, fragile, broken = status_of((0, 8), (0, 8)), status_of((0, 8)), status_of((0, 3))
+    assert health_code(healthy) == 0
+    assert health_code(healthy + fragile) == 10
+    assert health_code(fragile + broken) == 11
+    assert health_code([]) == 11
+
+
+def test_watching_gives_one_document_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        print_json(status_of((0, 8)), indent=None)
+    documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [model["health"] for document in documents for model in document["models"]] == ["fragile", "fragile"]

@@ -18,11 +18,15 @@ from rich.text import Text
 from corolla.apps.cli.status import ModelStatus
 from corolla.errors import as_ranges
 from corolla.ids import short
-from corolla.swarm.view import Health, ServerView
+from corolla.swarm.view import Health, ServerView, View
 
 STYLES: dict[Health, str] = {"healthy": "green", "fragile": "yellow", "broken": "red"}
 PLAIN_WIDTH = 120
 """Columns when the output is no terminal."""
+MAP_WIDTH = 64
+"""Blocks in a line of the map."""
+MAX_NAMED = 4
+"""Servers that the headline names; the table has them all."""
 
 
 def print_tables(statuses: Sequence[ModelStatus], console: Console | None = None) -> None:
@@ -35,6 +39,7 @@ def print_tables(statuses: Sequence[ModelStatus], console: Console | None = None
     for status in statuses:
         console.print(headline(status))
         if status.view.servers:
+            console.print(block_map(status.view.coverage))
             console.print(_table(status))
 
 
@@ -45,8 +50,41 @@ def headline(status: ModelStatus) -> Text:
     text.append(f", {status.entry.num_blocks} blocks, fingerprint {status.entry.fingerprint[:12]}")
     if missing := missing_blocks(status):
         text.append(f"; no server for {as_ranges(missing)}")
-    if fragile := status.view.fragile_blocks:
-        text.append(f"; on one server only: {as_ranges(fragile)}")
+    if alone := alone_on(status.view):
+        text.append(
+            "; on one server only: " + ", ".join(_alone(server, blocks) for server, blocks in alone[:MAX_NAMED])
+        )
+        text.append(f" and {len(alone) - MAX_NAMED} servers more" if len(alone) > MAX_NAMED else "")
+    return text
+
+
+def alone_on(view: View) -> list[tuple[ServerView, list[int]]]:
+    """The servers that some blocks hang on, each with those blocks; in the order of the blocks."""
+    fragile = view.fragile_blocks
+    servers = sorted(view.servers.values(), key=lambda server: (server.start, server.end, server.peer))
+    found = [
+        (server, [block for block in fragile if server.start <= block < server.end])
+        for server in servers
+        if server.is_usable
+    ]
+    return [(server, blocks) for server, blocks in found if blocks]
+
+
+def _alone(server: ServerView, blocks: Sequence[int]) -> str:
+    name = server.announcement.name
+    return f"{as_ranges(blocks)} (…{short(server.peer)}{' ' + name if name else ''})"
+
+
+def block_map(coverage: Sequence[int]) -> Text:
+    """One character for each block: how many online servers host it, `·` for none and `+` for more than nine."""
+    text = Text()
+    for first in range(0, len(coverage), MAP_WIDTH):
+        text.append(f"{first:>5}  ", "dim")
+        for count in coverage[first : first + MAP_WIDTH]:
+            sign = "·" if count == 0 else str(count) if count < 10 else "+"
+            text.append(sign, STYLES["broken" if count == 0 else "fragile" if count == 1 else "healthy"])
+        text.append("\n")
+    text.rstrip()
     return text
 
 
@@ -55,8 +93,9 @@ def missing_blocks(status: ModelStatus) -> list[int]:
     return status.view.missing_blocks if status.view.servers else list(range(status.entry.num_blocks))
 
 
-def print_json(statuses: Sequence[ModelStatus]) -> None:
-    click.echo(json.dumps({"models": [as_json(status) for status in statuses]}, ensure_ascii=False, indent=2))
+def print_json(statuses: Sequence[ModelStatus], *, indent: int | None = 2) -> None:
+    """One document; without `indent` on one line, so that a program can read document after document."""
+    click.echo(json.dumps({"models": [as_json(status) for status in statuses]}, ensure_ascii=False, indent=indent))
 
 
 def as_json(status: ModelStatus) -> dict[str, Any]:
@@ -67,6 +106,7 @@ def as_json(status: ModelStatus) -> dict[str, Any]:
         "health": status.view.health,
         "missing_blocks": missing_blocks(status),
         "fragile_blocks": status.view.fragile_blocks,
+        "fragile": [{"peer": server.peer, "blocks": as_ranges(blocks)} for server, blocks in alone_on(status.view)],
         "coverage": [
             {"blocks": f"{start}:{end}", "servers": count} for start, end, count in runs(status.view.coverage)
         ],
@@ -107,7 +147,7 @@ def _cells(server: ServerView) -> tuple[str, ...]:
         f"…{short(server.peer)}",
         said.name,
         said.state,
-        said.dtype,
+        f"{said.dtype} {said.quantization}" if said.quantization else said.dtype,
         f"{said.decode_tokens_per_s:.1f}" if said.decode_tokens_per_s else "–",
         f"{said.free_cache_tokens}",
         f"{said.queue_s * 1000:.0f}",
@@ -123,10 +163,13 @@ def _server_as_json(server: ServerView) -> dict[str, Any]:
         "blocks": f"{server.start}:{server.end}",
         "state": said.state,
         "dtype": said.dtype,
+        "quantization": said.quantization,
         "decode_tokens_per_s": said.decode_tokens_per_s,
         "prefill_tokens_per_s": said.prefill_tokens_per_s,
         "free_cache_tokens": said.free_cache_tokens,
         "queue_s": said.queue_s,
+        "max_session_tokens": said.max_session_tokens,
+        "adapters": said.adapters,
         "rtt_s": server.rtt_s,
         "version": said.version,
     }

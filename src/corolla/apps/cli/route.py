@@ -1,0 +1,69 @@
+"""`corolla route`: which chain of servers a session would take now, and why."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from corolla.apps.cli.options import join_option, json_option, logging_options, require_peers
+from corolla.apps.cli.progress import progress
+from corolla.apps.cli.status import ModelStatus, ask_swarm
+from corolla.errors import BadInput
+
+if TYPE_CHECKING:
+    from corolla.swarm.chain import Route, RoutePrice
+
+
+@dataclass(frozen=True, slots=True)
+class PricedRoute:
+    """A chain and the terms of its cost."""
+
+    route: "Route"
+    price: "RoutePrice"
+
+
+@click.command("route")
+@click.argument("model")
+@click.option("--tokens", type=click.IntRange(min=1), default=2048, show_default=True, help="Length of the session.")
+@click.option("--explain", is_flag=True, help="Show what each part costs, and the best other chain.")
+@join_option
+@json_option
+@logging_options("warning")
+def command(model: str, tokens: int, explain: bool, join: tuple[str, ...], as_json: bool) -> None:
+    """Show which servers a session would use now, and what each of them costs.
+
+    Seen from here. MODEL is a model's name, or the beginning of its fingerprint. Routes that cost nearly the same
+    (5 %) are taken at random, so that clients spread; this shows the cheapest.
+    """
+    peers = require_peers(join)
+    with progress("asking the swarm"):
+        statuses = asyncio.run(ask_swarm(peers, [model]))
+    status = only_one(statuses, model)
+    from corolla.apps.cli.route_table import print_json, print_route
+
+    routes = best_routes(status, tokens)
+    print_json(status, routes) if as_json else print_route(status, routes, explain=explain)
+
+
+def only_one(statuses: Sequence[ModelStatus], name: str) -> ModelStatus:
+    """The model that was meant. Raises BadInput when several are called that."""
+    if len(statuses) > 1:
+        prints = ", ".join(status.entry.fingerprint[:12] for status in statuses)
+        raise BadInput(f"{len(statuses)} models are called {name}; name one by its fingerprint: {prints}")
+    return statuses[0]
+
+
+def best_routes(status: ModelStatus, tokens: int) -> list[PricedRoute]:
+    """The cheapest chain and the runner-up, if there is one. Raises MissingBlocks."""
+    from corolla.swarm.chain import price_route
+    from corolla.swarm.cost import CostModel
+    from corolla.swarm.route import find_routes
+
+    cost, priced = CostModel(), list[PricedRoute]()
+    for route in find_routes(status.view, status.entry.num_blocks, cost, tokens_needed=tokens, count=2):
+        price = price_route(status.view, route.hops, cost, tokens_needed=tokens)
+        assert price is not None, "a route just found in this view has a price in it"
+        priced.append(PricedRoute(route, price))
+    return priced

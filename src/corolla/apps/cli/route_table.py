@@ -1,0 +1,107 @@
+"""How `corolla route` shows a chain: a line for each server, with every term of its cost when asked for.
+
+Names come from strangers and are printed as `Text`, never as markup (see `status_table.py`).
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from corolla.apps.cli.route import PricedRoute
+from corolla.apps.cli.status import ModelStatus
+from corolla.apps.cli.status_table import PLAIN_WIDTH
+from corolla.ids import PeerId, short
+from corolla.swarm.chain import HopPrice
+
+TERMS = ("travel", "overhead", "queue", "compute", "penalty", "total")
+
+
+def print_route(
+    status: ModelStatus, routes: Sequence[PricedRoute], *, explain: bool, console: Console | None = None
+) -> None:
+    """The best chain; with `explain` its terms, what they mean, and the runner-up."""
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    best, others = routes[0], routes[1:]
+    console.print(_headline(status, best, "route"))
+    console.print(_table(status, best, with_terms=explain))
+    if not explain:
+        return
+    for other in others:
+        console.print(_headline(status, other, "runner-up"))
+        console.print(_table(status, other, with_terms=True))
+    if not others:
+        console.print("no other chain covers every block")
+    console.print(
+        "travel: one way from the hop before, as measured by it, or over this client. queue: how long a step waits "
+        "there. penalty: no room for the session, or a server that is leaving."
+    )
+
+
+def print_json(status: ModelStatus, routes: Sequence[PricedRoute]) -> None:
+    said = {
+        "name": status.entry.name,
+        "fingerprint": status.entry.fingerprint,
+        "routes": [_as_json(route) for route in routes],
+    }
+    click.echo(json.dumps(said, ensure_ascii=False, indent=2))
+
+
+def _headline(status: ModelStatus, priced: PricedRoute, what: str) -> Text:
+    total_s = priced.price.total_s
+    steps = f", {1 / total_s:.1f} tokens a second" if total_s > 0 else ""
+    text = Text.assemble((status.entry.name, "bold"), f": {what} over {len(priced.route.hops)} server(s), ")
+    return text.append(f"{1000 * total_s:.1f} ms a step{steps}")
+
+
+def _table(status: ModelStatus, priced: PricedRoute, *, with_terms: bool) -> Table:
+    table = Table(box=SIMPLE, pad_edge=False)
+    for name in ("blocks", "server", "name"):
+        table.add_column(name, no_wrap=name != "name")
+    for name in TERMS if with_terms else ():
+        table.add_column(f"{name} ms", justify="right", no_wrap=True)
+    for hop in priced.price.hops:
+        cells = [*_who(status, hop), *(_ms(seconds) for seconds in _terms(hop) if with_terms)]
+        table.add_row(*(Text(cell) for cell in cells))
+    if with_terms:
+        back_s = priced.price.return_s
+        table.add_row("", "back to you", "", _ms(back_s), "", "", "", "", _ms(back_s))
+    return table
+
+
+def _who(status: ModelStatus, hop: HopPrice) -> tuple[str, str, str]:
+    return f"{hop.hop.start}:{hop.hop.end}", f"…{short(hop.hop.peer)}", _name_of(status, hop.hop.peer)
+
+
+def _name_of(status: ModelStatus, peer: PeerId) -> str:
+    return status.view.servers[peer].announcement.name
+
+
+def _terms(hop: HopPrice) -> tuple[float, ...]:
+    return hop.travel_s, hop.overhead_s, hop.queue_s, hop.compute_s, hop.penalty_s, hop.total_s
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f}"
+
+
+def _as_json(priced: PricedRoute) -> dict[str, Any]:
+    return {
+        "cost_s": priced.price.total_s,
+        "return_s": priced.price.return_s,
+        "hops": [
+            {
+                "peer": hop.hop.peer,
+                "blocks": f"{hop.hop.start}:{hop.hop.end}",
+                **{f"{term}_s": seconds for term, seconds in zip(TERMS, _terms(hop), strict=True)},
+            }
+            for hop in priced.price.hops
+        ],
+    }

@@ -1,0 +1,117 @@
+"""`corolla route` shows the chain a session would take, every term of its cost, and the next best."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from corolla.apps.cli import main as frame
+from corolla.apps.cli.route import PricedRoute, best_routes, only_one
+from corolla.apps.cli.route_table import print_json, print_route
+from corolla.apps.cli.status import ModelStatus
+from corolla.errors import BadInput, MissingBlocks
+from corolla.ids import Fingerprint, PeerId
+from corolla.swarm.announcement import Announcement, ModelEntry
+from corolla.swarm.view import ServerView, View
+
+WEIGHTS = Fingerprint("ab" * 16)
+
+
+def server(name: str, blocks: tuple[int, int], rtt_s: float, **said: Any) -> ServerView:
+    announcement = Announcement(
+        state="online", start=blocks[0], end=blocks[1], num_blocks=4, fingerprint=WEIGHTS, model_name="tiny",
+        dtype="float32", decode_tokens_per_s=100.0, free_cache_tokens=4096, name=name, **said,
+    )  # fmt: skip
+    return ServerView(PeerId(f"peer-of-{name}"), announcement, expires_at=0.0, rtt_s=rtt_s)
+
+
+def status_of(*servers: ServerView, fingerprint: Fingerprint = WEIGHTS) -> ModelStatus:
+    return ModelStatus(ModelEntry(name="tiny", fingerprint=fingerprint, num_blocks=4), View.of(servers))
+
+
+HALVES = (
+    server("front", (0, 2), 0.02, next_rtts={PeerId("peer-of-back"): 0.004}),
+    server("back", (2, 4), 0.04, queue_s=0.005),
+)
+
+
+def printed(status: ModelStatus, *, explain: bool) -> str:
+    file = io.StringIO()
+    print_route(status, best_routes(status, 1024), explain=explain, console=Console(file=file))
+    return file.getvalue()
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+def test_the_chain_is_shown_in_order_with_its_cost() -> None:
+    text = printed(status_of(*HALVES), explain=False)
+    assert "tiny: route over 2 server(s), 93.0 ms a step, 10.8 tokens a second" in text
+    assert [row[0] for row in rows(text) if ":" in row[0] and row[0] != "tiny:"] == ["0:2", "2:4"]
+    assert "overhead" not in text
+
+
+def test_every_term_is_shown_and_they_sum_up() -> None:
+    table = [row for row in rows(printed(status_of(*HALVES), explain=True)) if row[0] in ("0:2", "2:4", "back")]
+    front, back, home = ([float(cell) for cell in row[3:]] for row in table)
+    assert front == pytest.approx([10.0, 18.0, 0.0, 10.0, 0.0, 38.0])
+    assert back == pytest.approx([2.0, 18.0, 5.0, 10.0, 0.0, 35.0])
+    assert home == pytest.approx([20.0, 20.0])
+    assert front[-1] + back[-1] + home[-1] == pytest.approx(93.0)
+
+
+def test_the_runner_up_is_explained_too_or_said_to_be_missing() -> None:
+    whole = server("whole", (0, 4), 0.2)
+    text = printed(status_of(*HALVES, whole), explain=True)
+    assert "tiny: runner-up over 1 server(s)" in text
+    assert "no other chain covers every block" in printed(status_of(*HALVES), explain=True)
+
+
+def test_no_room_shows_as_a_penalty() -> None:
+    [row] = [row for row in rows(printed(status_of(server("full", (0, 4), 0.02)), explain=True)) if row[0] == "0:4"]
+    assert row[-2] == "0.0"
+    [priced] = best_routes(status_of(server("full", (0, 4), 0.02)), 5000)
+    assert priced.price.hops[0].penalty_s == pytest.approx(10.0)
+
+
+def test_json_has_every_term(capsys: pytest.CaptureFixture[str]) -> None:
+    status = status_of(*HALVES)
+    print_json(status, best_routes(status, 1024))
+    said = json.loads(capsys.readouterr().out)
+    [route] = said["routes"]
+    assert [hop["blocks"] for hop in route["hops"]] == ["0:2", "2:4"]
+    assert route["cost_s"] == pytest.approx(sum(hop["total_s"] for hop in route["hops"]) + route["return_s"])
+
+
+def test_a_servers_name_is_never_markup() -> None:
+    assert "[red]x[/red]" in printed(status_of(server("[red]x[/red]", (0, 4), 0.02)), explain=True)
+
+
+def test_missing_blocks_are_named() -> None:
+    with pytest.raises(MissingBlocks, match="2:4"):
+        best_routes(status_of(HALVES[0]), 1024)
+
+
+def test_a_name_of_several_models_asks_for_a_fingerprint() -> None:
+    twins = [status_of(), status_of(fingerprint=Fingerprint("cd" * 16))]
+    with pytest.raises(BadInput, match=r"2 models are called tiny.*abababababab, cdcdcdcdcdcd"):
+        only_one(twins, "tiny")
+    assert only_one(twins[:1], "tiny") is twins[0]
+
+
+def test_without_an_address_it_says_how_to_give_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COROLLA_PEERS", raising=False)
+    assert frame.run(["route", "tiny"]) == BadInput.exit_code
+    assert "--join ADDR" in capsys.readouterr().err
+
+
+def test_a_priced_route_prices_its_own_hops() -> None:
+    for priced in best_routes(status_of(*HALVES, server("whole", (0, 4), 0.2)), 1024):
+        assert isinstance(priced, PricedRoute)
+        assert tuple(hop.hop for hop in priced.price.hops) == priced.route.hops
+        assert priced.price.total_s == pytest.approx(priced.route.cost_s)
