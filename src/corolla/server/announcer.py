@@ -4,13 +4,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from corolla.net.streams import Transport
 from corolla.swarm.announcement import MODELS_KEY, Announcement, ModelEntry, announcement_key
 
 log = logging.getLogger(__name__)
-
-FAREWELL_S = 1.0
-"""Lifetime of the last record: it replaces the one before and is gone at once."""
 
 
 class Announcer:
@@ -55,6 +54,9 @@ class Announcer:
                 continue
 
     async def withdraw(self) -> None:
-        """Take the announcement back: clients stop choosing this server."""
-        said = self._describe()
-        await self._transport.records.put(announcement_key(said.fingerprint), said.encode(), FAREWELL_S)
+        """Take the announcement back: clients stop choosing this server, and nobody lists it any more.
+
+        The last record outlives the one before it: peers keep whichever expires later.
+        """
+        said = msgspec.structs.replace(self._describe(), state="left")
+        await self._transport.records.put(announcement_key(said.fingerprint), said.encode(), self._lifetime_s)

@@ -25,7 +25,8 @@ MAX_NEXT_RTTS: Final = 8
 MAX_ADDRESSES: Final = 4
 MAX_ADAPTERS: Final = 8
 
-State = Literal["joining", "online", "draining"]
+State = Literal["joining", "online", "draining", "left"]
+"""`left` takes an announcement back: a record gives way only to one that expires later, never to nothing."""
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 ShortWord = Annotated[str, Meta(min_length=1, max_length=16)]
 Block = Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]

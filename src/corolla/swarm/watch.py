@@ -72,6 +72,8 @@ class Watcher:
         if said.fingerprint != self._fingerprint:
             self._count_rejected("another model's announcement", 1)
             return None
+        if said.state == "left":
+            return None
         return ServerView(record.peer, said, record.expires_at)
 
     def _count_rejected(self, reason: str, times: int) -> None:
