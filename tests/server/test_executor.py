@@ -4,6 +4,8 @@ import asyncio
 import threading
 from dataclasses import dataclass, field
 
+import pytest
+
 from corolla.server.executor import DeviceThread
 
 
@@ -43,12 +45,8 @@ def test_a_call_runs_on_the_thread_and_brings_back_its_result_or_error() -> None
     async def story() -> None:
         thread = DeviceThread()
         assert await thread.call(lambda: threading.current_thread().name) == "corolla-device"
-        try:
+        with pytest.raises(ZeroDivisionError):
             await thread.call(lambda: 1 // 0)
-        except ZeroDivisionError as failure:
-            assert str(failure)
-        else:
-            raise AssertionError("the error was lost")
         assert await thread.call(lambda: 7) == 7
         await thread.close()
 

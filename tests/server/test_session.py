@@ -6,8 +6,19 @@ import pytest
 
 from corolla.errors import JournalGap, OutOfOrder, Unsupported
 from corolla.ids import PeerId, SessionId
-from corolla.server.session import AnswerFromJournal, Break, Compute, Ignore, Refuse, SessionState, on_step
-from corolla.wire.messages import Step
+from corolla.server.session import (
+    AnswerFromJournal,
+    Break,
+    Compute,
+    Ignore,
+    Refuse,
+    SessionState,
+    Wait,
+    on_reopen,
+    on_step,
+)
+from corolla.wire.journal import MAX_RECENT
+from corolla.wire.messages import Open, Step
 from corolla.wire.tensors import WireTensor
 
 CLIENT = PeerId("client")
@@ -71,18 +82,50 @@ def test_another_step_under_the_same_number_breaks_the_protocol() -> None:
     assert isinstance(on_step(current, step(1, 3))[1], Break)
 
 
-def test_an_old_step_is_a_journal_gap_and_an_early_one_out_of_order() -> None:
+def test_an_older_step_is_answered_while_it_is_kept_then_a_gap_and_an_early_one_is_out_of_order() -> None:
     current = after(step(0, 0, 5), step(1, 5))
-    assert isinstance(refused(current, step(0, 0, 5)).error, JournalGap)
+    assert on_step(current, step(0, 0, 5)) == (current, AnswerFromJournal(0))
     early = refused(current, step(3, 6)).error
     assert isinstance(early, OutOfOrder)
     assert (early.value, early.bound) == ("3", "2")
+    later = after(*(step(number, number) for number in range(MAX_RECENT + 2)))
+    assert isinstance(refused(later, step(0, 0)).error, JournalGap)
 
 
-def test_data_of_an_older_route_is_ignored_and_of_a_newer_one_refused() -> None:
+def test_data_of_an_older_route_is_ignored_and_of_a_newer_one_waits_for_its_open() -> None:
     current = state(route_version=2)
     assert on_step(current, step(0, 0, route_version=1)) == (current, Ignore())
-    assert isinstance(refused(current, step(0, 0, route_version=3)).error, OutOfOrder)
+    assert on_step(current, step(0, 0, route_version=3)) == (current, Wait())
+
+
+def test_a_replay_fills_an_empty_session_in_chunks_and_then_single_steps_go_on() -> None:
+    chunks = [step(4, 0, 3, replay=True), step(4, 3, 2, replay=True), step(5, 4, trim_to=4, replay=True), step(6, 5)]
+    current = after(*chunks)
+    assert (current.position, current.last_step_no) == (6, 6)
+    assert on_step(current, step(5, 4, trim_to=4, replay=True)) == (current, Ignore())
+
+
+def test_a_replay_of_what_is_held_changes_nothing_and_one_with_a_gap_is_refused() -> None:
+    current = after(step(0, 0, 5), step(1, 5))
+    assert on_step(current, step(1, 0, 6, replay=True)) == (current, Ignore())
+    assert isinstance(refused(current, step(2, 8, replay=True)).error, OutOfOrder)
+
+
+def test_a_new_route_keeps_what_is_held_unless_it_begins_afresh() -> None:
+    current = after(step(0, 0, 5))
+    again = on_reopen(current, reopen(1, is_fresh=False))
+    assert (again.route_version, again.position, again.last_step_no) == (1, 5, 0)
+    fresh = on_reopen(current, reopen(1, is_fresh=True))
+    assert (fresh.position, fresh.last_step_no, fresh.rows) == (0, -1, 0)
+    with pytest.raises(OutOfOrder):
+        on_reopen(again, reopen(1, is_fresh=False))
+
+
+def reopen(route_version: int, *, is_fresh: bool) -> Open:
+    return Open(
+        session=SessionId(b"s" * 16), route_version=route_version, fingerprint="f" * 32, start=0, end=4, max_tokens=16,
+        upstream=PeerId("other"), wire_dtype="float32", is_fresh=is_fresh,
+    )  # fmt: skip
 
 
 def test_a_step_must_start_where_the_cache_ends() -> None:

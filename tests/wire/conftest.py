@@ -21,6 +21,7 @@ from corolla.wire.messages import (
     Opened,
     Output,
     Refused,
+    Replay,
     Step,
 )
 from corolla.wire.tensors import ITEM_BYTES, WireTensor, tensor_bytes
@@ -128,6 +129,7 @@ def examples() -> list[AnyMessage]:
         ),
         Heartbeat(nonce=77, is_reply=True, queue_s=0.5),
         Drain(deadline_s=30.0),
+        Replay(session=session, route_version=2, from_position=5, from_step=3, live_from=4),
         HopLost(session=session, route_version=3, peer=peer, step_no=8),
         LinkDown(session=session, route_version=3, peer=peer, text="refused"),
         Close(session=session, text="done"),

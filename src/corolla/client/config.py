@@ -18,6 +18,10 @@ class ClientConfig:
     """For a server's answer to `Open`: longer than it may let us wait in line for its cache."""
     step_timeout_s: float = 180.0
     """For one step on one server; a server that answers heartbeats may be this slow."""
+    wait_for_servers_s: float = 60.0
+    """How long a session waits for a server to appear when nothing covers a lost block."""
+    shun_s: float = 60.0
+    """How long a session leaves out a server that failed it."""
     refresh_period_s: float = 30.0
     """How often the view of the swarm is read anew while it is used."""
     max_chunk_tokens: int = 2048

@@ -1,19 +1,20 @@
-"""One server of a route, as the client holds it: its control stream, and one data stream per session.
+"""One server of a route, as the client holds it: its control stream, and one session's place there.
 
-A `ServerLink` (control) is shared by all sessions with that server and tells a silent server from a slow one; a
-`Hop` is one session's place there. Whatever goes wrong comes out as one typed error: `Refused` when the server
-is well and says no, `HopFailed` when it broke or fell silent. Both end what waits on them at once.
+A `ServerLink` (control) is shared by all sessions with that server and tells a silent server from a slow one. A
+`Hop` opens and re-routes one session there, and where the client is its neighbour pushes steps and hears outputs.
+Whatever goes wrong comes out typed, once, through `Listener.on_fault`.
 """
 
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import Protocol
 
-from corolla.errors import HopFailed, RemoteProtocolError, SessionLost, SwarmError, refusal
+from corolla.errors import HopFailed, LinkDown, RemoteProtocolError, SessionLost, SwarmError, refusal
 from corolla.ids import PeerId, SessionId, short
 from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness, PeerLife, keep_alive
-from corolla.net.streams import ByteStream, Transport
+from corolla.net.streams import Transport
 from corolla.wire import messages as wire
 from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
 
@@ -29,6 +30,18 @@ class HopLimits:
     step_timeout_s: float
 
 
+class Listener(Protocol):
+    """The session that a hop belongs to."""
+
+    def on_output(self, hop: "Hop", output: wire.Output) -> None: ...
+
+    def on_fault(self, hop: "Hop", error: SwarmError) -> None:
+        """The hop is lost (`hop.error` is set), or says that a step or a link of it failed."""
+        ...
+
+    def on_drain(self, hop: "Hop", deadline_s: float) -> None: ...
+
+
 class ServerLink:
     """The control stream to one server; ends everything that hangs on it when the server is lost."""
 
@@ -38,7 +51,6 @@ class ServerLink:
         self.limits = limits
         self.error: SwarmError | None = None
         self._liveness = liveness
-        self._opening: dict[SessionId, asyncio.Future[wire.Opened]] = {}
         self._hops: dict[SessionId, Hop] = {}
         self._watch: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
@@ -53,54 +65,30 @@ class ServerLink:
 
     @property
     def is_idle(self) -> bool:
-        return not self._opening and not self._hops
-
-    async def open(self, ask: wire.Open) -> "Hop":
-        """Open a session on the server and its data stream. Raises Refused or HopFailed."""
-        channel = self._usable()
-        answer: asyncio.Future[wire.Opened] = asyncio.get_running_loop().create_future()
-        self._opening[ask.session] = answer
-        try:
-            channel.send(ask)
-            opened = await self._answer(answer)
-            stream = await self.transport.dial(self.peer, DATA_PROTOCOL, timeout_s=self.limits.dial_timeout_s)
-        except BaseException:
-            # The server may have opened it all the same: say that nobody will come.
-            channel.send(wire.Close(session=ask.session))
-            raise
-        finally:
-            self._opening.pop(ask.session, None)
-        hop = Hop(self, ask, opened)
-        hop.attach(stream)
-        self._hops[ask.session] = hop
-        return hop
-
-    async def _answer(self, answer: "asyncio.Future[wire.Opened]") -> wire.Opened:
-        try:
-            async with asyncio.timeout(self.limits.open_timeout_s):
-                return await answer
-        except TimeoutError:
-            raise HopFailed(self.peer, f"no answer to Open within {self.limits.open_timeout_s:g} s") from None
-
-    def drop(self, hop: "Hop") -> None:
-        """Close one session on the server."""
-        self._hops.pop(hop.session, None)
-        if self.error is None and self._channel is not None:
-            self._channel.send(wire.Close(session=hop.session))
-
-    def close(self) -> None:
-        self._lost(HopFailed(self.peer, "closed by this client"))
-
-    def _usable(self) -> Channel:
-        if self.error is not None:
-            raise self.error
-        assert self._channel is not None, "connect comes first"
-        return self._channel
+        return not self._hops
 
     @property
     def life(self) -> PeerLife:
         assert self._life is not None, "connect comes first"
         return self._life
+
+    def add(self, hop: "Hop") -> None:
+        if self.error is not None:
+            raise self.error
+        self._hops[hop.session] = hop
+
+    def drop(self, hop: "Hop") -> None:
+        """Close one session on the server."""
+        if self._hops.get(hop.session) is hop:
+            del self._hops[hop.session]
+            self.send(wire.Close(session=hop.session))
+
+    def send(self, message: wire.AnyMessage) -> None:
+        if self.error is None and self._channel is not None:
+            self._channel.send(message)
+
+    def close(self) -> None:
+        self._lost(HopFailed(self.peer, "closed by this client"))
 
     async def _keep_alive(self, life: PeerLife) -> None:
         try:
@@ -113,27 +101,17 @@ class ServerLink:
 
     def _on_message(self, message: wire.AnyMessage) -> None:
         match message:
-            case wire.Opened():
-                _settle(self._opening.get(message.session), message)
-            case wire.Refused():
-                self._refused(message)
-            case wire.Close():
-                if (hop := self._hops.pop(message.session, None)) is not None:
-                    hop.end(SessionLost(f"server {self.peer} dropped the session: {message.text}"))
+            case wire.Opened() | wire.Refused() | wire.Close() | wire.HopLost() | wire.LinkDown():
+                if (hop := self._hops.get(message.session)) is not None:
+                    hop.hear(message)
             case wire.Heartbeat():
                 self.life.on_heartbeat(message)
             case wire.Drain():
                 log.info("server leaves", extra={"peer": short(self.peer), "deadline_s": message.deadline_s})
+                for hop in list(self._hops.values()):
+                    hop.listener.on_drain(hop, message.deadline_s)
             case _:
                 raise RemoteProtocolError(f"a server sent {type(message).__name__} on the control stream")
-
-    def _refused(self, message: wire.Refused) -> None:
-        error = refusal(message.code, message.text, value=message.value, bound=message.bound)
-        if (answer := self._opening.get(message.session)) is not None:
-            if not answer.done():
-                answer.set_exception(error)
-        elif (hop := self._hops.get(message.session)) is not None:
-            hop.end(error)
 
     def _lost(self, error: SwarmError) -> None:
         if self.error is not None:
@@ -143,86 +121,127 @@ class ServerLink:
             self._watch.cancel()
         if self._channel is not None:
             self._channel.close()
-        for answer in self._opening.values():
-            if not answer.done():
-                answer.set_exception(error)
-        for hop in list(self._hops.values()):
-            hop.end(error)
-        self._hops.clear()
+        hops, self._hops = list(self._hops.values()), {}
+        for hop in hops:
+            hop.fail(error)
 
 
 class Hop:
-    """One session on one server: steps go in, outputs come out, in order."""
+    """One session on one server. `end` is exclusive."""
 
-    def __init__(self, link: ServerLink, ask: wire.Open, opened: wire.Opened) -> None:
+    def __init__(self, link: ServerLink, session: SessionId, start: int, end: int, listener: Listener) -> None:
         self.link = link
         self.peer = link.peer
-        self.session = ask.session
-        self.start, self.end_block = ask.start, ask.end
-        self.opened = opened
+        self.session = session
+        self.start = start
+        self.end = end
+        self.listener = listener
+        self.opened: wire.Opened | None = None
         self.error: SwarmError | None = None
-        self._ask = ask
-        self._waiting: tuple[int, asyncio.Future[wire.Output]] | None = None
-        self._channel: Channel | None = None
+        self._route_version = 0
+        self._answer: asyncio.Future[wire.Opened] | None = None
+        self._data: Channel | None = None
 
-    def attach(self, stream: ByteStream) -> None:
-        self._channel = Channel(stream, we_dialed=True, on_message=self._on_message, on_closed=self._closed)
-        self.link.life.include(self._channel)
-        self._channel.send(wire.Attach(session=self.session, route_version=self._ask.route_version))
-
-    async def step(self, step: wire.Step) -> wire.Output:
-        """Run one step on the server. Raises Refused or HopFailed; one step at a time."""
-        if self.error is not None:
-            raise self.error
-        assert self._channel is not None, "attach comes first"
-        assert self._waiting is None, "steps of a hop do not overlap"
-        answer: asyncio.Future[wire.Output] = asyncio.get_running_loop().create_future()
-        self._waiting = (step.step_no, answer)
+    async def open(self, ask: wire.Open) -> wire.Opened:
+        """Open the session there, or put it on a new route. Raises Refused or HopFailed."""
+        self._raise_if_lost()
+        self.link.add(self)
+        self._route_version = ask.route_version
+        self._answer = asyncio.get_running_loop().create_future()
         try:
-            self._channel.send(step)
-            async with asyncio.timeout(self.link.limits.step_timeout_s):
-                return await answer
+            self.link.send(ask)
+            async with asyncio.timeout(self.link.limits.open_timeout_s):
+                self.opened = await self._answer
         except TimeoutError:
-            raise HopFailed(self.peer, f"no output within {self.link.limits.step_timeout_s:g} s") from None
+            raise HopFailed(self.peer, f"no answer to Open within {self.link.limits.open_timeout_s:g} s") from None
         finally:
-            self._waiting = None
+            self._answer = None
+        return self.opened
+
+    async def connect(self) -> None:
+        """Open our data stream to it: where we push steps, or hear outputs. Raises HopFailed."""
+        self._raise_if_lost()
+        if self._data is not None and self._data.is_open:
+            return
+        stream = await self.link.transport.dial(self.peer, DATA_PROTOCOL, timeout_s=self.link.limits.dial_timeout_s)
+        if self.error is not None:
+            stream.close()
+            raise self.error
+        channel = Channel(stream, we_dialed=True, on_message=self._on_data, on_closed=self._data_closed)
+        self._data = channel
+        self.link.life.include(channel)
+        channel.send(wire.Attach(session=self.session, route_version=self._route_version))
+
+    def push(self, step: wire.Step) -> None:
+        """Send a step; a hop that is lost swallows it, and has said so."""
+        if self._data is not None:
+            self._data.send(step)
+
+    @property
+    def pending_bytes(self) -> int:
+        return 0 if self._data is None else self._data.pending_bytes
+
+    def replay(self, order: wire.Replay) -> None:
+        self.link.send(order)
 
     def close(self) -> None:
         """Give the session's place on the server back."""
+        self.link.drop(self)
+        self._end(SessionLost("the session was closed"))
+
+    def fail(self, error: SwarmError) -> None:
+        """The hop is lost; the session is told, once."""
         if self.error is None:
-            self.link.drop(self)
-        self.end(SessionLost("the session was closed"))
+            self._end(error)
+            self.listener.on_fault(self, error)
 
-    def _closed(self, error: SwarmError | None) -> None:
-        self.end(error or SessionLost("the session was closed"))
+    def hear(self, message: wire.Opened | wire.Refused | wire.Close | wire.HopLost | wire.LinkDown) -> None:
+        """A control message about this session."""
+        match message:
+            case wire.Opened():
+                is_asked = self._answer is not None and not self._answer.done()
+                if self._answer is not None and is_asked and message.route_version == self._route_version:
+                    self._answer.set_result(message)
+            case wire.Refused():
+                self._refused(message)
+            case wire.Close():
+                self.fail(SessionLost(f"server {self.peer} dropped the session: {message.text}"))
+            case wire.HopLost() | wire.LinkDown():
+                if message.route_version == self._route_version:
+                    text = message.text if isinstance(message, wire.LinkDown) else "its stream to the next server ended"
+                    self.listener.on_fault(self, LinkDown(message.peer, text))
 
-    def end(self, error: SwarmError) -> None:
-        """Whatever waits on this hop fails now, and so does every later step."""
+    def _refused(self, message: wire.Refused) -> None:
+        error = refusal(message.code, message.text, value=message.value, bound=message.bound)
+        if message.step_no is not None:
+            if message.route_version == self._route_version:
+                self.listener.on_fault(self, error)
+        elif self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+    def _raise_if_lost(self) -> None:
         if self.error is not None:
-            return
-        self.error = error
-        if self._channel is not None:
-            self._channel.close()
-        if self._waiting is not None and not self._waiting[1].done():
-            self._waiting[1].set_exception(error)
+            raise self.error
+        if self.link.error is not None:
+            raise self.link.error
 
-    def _on_message(self, message: wire.AnyMessage) -> None:
+    def _end(self, error: SwarmError) -> None:
+        self.error = error
+        if self._data is not None:
+            self._data.close()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+    def _data_closed(self, error: SwarmError | None) -> None:
+        if error is not None and self.error is None:
+            self.link.drop(self)
+            self.fail(error)
+
+    def _on_data(self, message: wire.AnyMessage) -> None:
         match message:
             case wire.Output():
-                if self._waiting is not None and self._waiting[0] == message.step_no:
-                    _settle(self._waiting[1], message)
-                # else a late answer to a step that was given up: nobody waits for it
+                self.listener.on_output(self, message)
             case wire.Refused():
-                error = refusal(message.code, message.text, value=message.value, bound=message.bound)
-                if self._waiting is not None and message.step_no in (None, self._waiting[0]):
-                    if not self._waiting[1].done():
-                        self._waiting[1].set_exception(error)
-                elif message.step_no is None:
-                    self.end(error)
+                self._refused(message)
             case _:
                 raise RemoteProtocolError(f"a server sent {type(message).__name__} on a data stream")
-
-
-def _settle(answer: "asyncio.Future[wire.Opened] | asyncio.Future[wire.Output] | None", message: object) -> None:
-    if answer is not None and not answer.done():
-        answer.set_result(message)  # pyright: ignore[reportArgumentType] - each future gets its own kind

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from corolla.client.connection import Connection
 from corolla.client.router import ServedModel
-from corolla.client.session import RouteHop, Session
+from corolla.client.session import RouteHop, Session, StepInput
 from corolla.errors import BadInput
 from corolla.models.local_half import LocalCache
 from corolla.models.tensors import to_torch, to_wire, wire_dtype
@@ -78,24 +78,19 @@ class InferenceSession:
     ) -> Tensor:
         """`hidden` [rows, new_tokens, hidden_size] after the last block; one position when `want` is "last"."""
         session = self._opened(hidden)
-        outputs: list[Tensor] = []
         num_tokens = hidden.shape[-2]
         chunk = self._chunk_tokens(session, hidden)
-        for start in range(0, num_tokens, chunk):
-            end = min(start + chunk, num_tokens)
-            is_last = end == num_tokens
-            output = self._connection.run(
-                session.step(
-                    to_wire(hidden[..., start:end, :]),
-                    num_tokens=end - start,
-                    want=want if is_last or want == "all" else "none",
-                    position_ids=None if position_ids is None else to_wire(position_ids[..., start:end]),
-                    left_padding=left_padding,
-                    token_ids=_needed_ids(session, token_ids, start, end),
-                )
+        inputs = [
+            StepInput(
+                to_wire(hidden[..., start : start + chunk, :]),
+                min(chunk, num_tokens - start),
+                None if position_ids is None else to_wire(position_ids[..., start : start + chunk]),
+                _needed_ids(session, token_ids, start, start + chunk),
             )
-            if output is not None:
-                outputs.append(to_torch(output, hidden.device))
+            for start in range(0, num_tokens, chunk)
+        ]
+        answers = self._connection.run(session.run(inputs, want=want, left_padding=left_padding))
+        outputs = [to_torch(answer, hidden.device) for answer in answers if answer is not None]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2)
 
     def close(self) -> None:

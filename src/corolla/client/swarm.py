@@ -14,20 +14,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from corolla.client.config import ClientConfig
-from corolla.client.hop import Hop, HopLimits, ServerLink
+from corolla.client.hop import HopLimits, ServerLink
 from corolla.client.router import Router, ServedModel
 from corolla.client.session import Session
-from corolla.errors import BadInput, CacheFull, HopFailed, NoRoute, Overloaded, SessionLost, SwarmError
-from corolla.ids import Fingerprint, PeerId, new_session_id, short
+from corolla.errors import BadInput, MissingBlocks
+from corolla.ids import Fingerprint, PeerId, short
 from corolla.net.streams import Transport
 from corolla.swarm.route import Route
-from corolla.wire.messages import Open
 from corolla.wire.tensors import DType
 
 log = logging.getLogger(__name__)
-
-MAX_ROUTES_TRIED = 4
-"""How many chains an opening session tries before it gives up with the last server's answer."""
 
 
 class Swarm:
@@ -67,73 +63,31 @@ class Swarm:
         """Like `open_session`, for owners that close it themselves."""
         if max_tokens < 1 or max_rows < 1:
             raise BadInput(f"a session needs at least one token and one row, not {max_tokens} and {max_rows}")
+        session = Session(self, model, self.config, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=wire_dtype)
+        await session.start()
+        log.info("route", extra={"hops": ", ".join(f"{short(h.peer_id)} {h.start}:{h.end}" for h in session.route)})
+        return session
+
+    # --- what sessions need (`SwarmAccess`)
+
+    @property
+    def own_peer(self) -> PeerId:
+        return self.transport.peer
+
+    async def find_route(
+        self, model: ServedModel, *, blocks: range, tokens_needed: int, without: frozenset[PeerId]
+    ) -> Route:
+        """The cheapest chain over `blocks`. Raises MissingBlocks when even a fresh look finds none."""
         router = self.router(model)
-        without: set[PeerId] = set()
-        problem: SwarmError | None = None
-        for _ in range(MAX_ROUTES_TRIED):
-            try:
-                route = await router.find_route(tokens_needed=max_tokens * max_rows, without=frozenset(without))
-            except NoRoute:
-                if problem is not None:  # there was a chain, and it said no: that is what the user must hear
-                    raise problem from None
-                raise
-            try:
-                hops = await self._open_hops(route, model, max_tokens, max_rows, wire_dtype)
-            except _TryAnother as failed:
-                without.add(failed.peer)
-                problem = failed.error
-                log.info("server left out", extra={"peer": short(failed.peer), "reason": str(failed.error)[:200]})
-            else:
-                log.info("route", extra={"hops": ", ".join(f"{short(h.peer)} {h.start}:{h.end_block}" for h in hops)})
-                return Session(hops, max_tokens=max_tokens, max_rows=max_rows)
-        assert problem is not None
-        raise problem
-
-    async def close(self) -> None:
-        for router in self._routers.values():
-            await router.close()
-        for link in self._links.values():
-            link.close()
-        self._links.clear()
-
-    async def _open_hops(
-        self, route: Route, model: ServedModel, max_tokens: int, max_rows: int, wire_dtype: DType
-    ) -> list[Hop]:
-        """All hops at once; on any failure the others are closed again."""
-        session = new_session_id()
-        asks = [
-            Open(
-                session=session,
-                fingerprint=model.fingerprint,
-                start=hop.start,
-                end=hop.end,
-                max_tokens=max_tokens,
-                max_rows=max_rows,
-                upstream=self.transport.peer,
-                wire_dtype=wire_dtype,
-            )
-            for hop in route.hops
-        ]
-        tasks = [asyncio.ensure_future(self._open(hop.peer, ask)) for hop, ask in zip(route.hops, asks, strict=True)]
+        if len(blocks) == model.num_blocks:
+            return await router.find_route(tokens_needed=tokens_needed, without=without)
         try:
-            await asyncio.wait(tasks)
-            return [task.result() for task in tasks]
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(outcome, Hop):
-                    outcome.close()
-            raise
+            return router.find_part(blocks, tokens_needed=tokens_needed, without=without)
+        except MissingBlocks:
+            await router.refresh()
+        return router.find_part(blocks, tokens_needed=tokens_needed, without=without)
 
-    async def _open(self, peer: PeerId, ask: Open) -> Hop:
-        try:
-            link = await self._link(peer)
-            return await link.open(ask)
-        except (HopFailed, CacheFull, Overloaded, SessionLost) as error:
-            raise _TryAnother(peer, error) from error
-
-    async def _link(self, peer: PeerId) -> ServerLink:
+    async def link(self, peer: PeerId) -> ServerLink:
         """The control stream to this server, dialled once however many sessions ask at the same time."""
         async with self._dialling.setdefault(peer, asyncio.Lock()):
             link = self._links.get(peer)
@@ -143,14 +97,12 @@ class Swarm:
                 self._links[peer] = link
             return link
 
-
-class _TryAnother(Exception):
-    """This server will not take the session now; another may."""
-
-    def __init__(self, peer: PeerId, error: SwarmError) -> None:
-        self.peer = peer
-        self.error = error
-        super().__init__(str(error))
+    async def close(self) -> None:
+        for router in self._routers.values():
+            await router.close()
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
 
 
 @asynccontextmanager

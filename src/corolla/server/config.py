@@ -29,6 +29,8 @@ class SessionLimits:
     """How long an `Open` waits in line for cache before `CacheFull`."""
     idle_timeout_s: float = 600.0
     """A session without a step for this long is dropped."""
+    dial_timeout_s: float = 5.0
+    """How long we try to reach the next hop of a route before `LinkDown`."""
     attach_timeout_s: float = 5.0
     """A data stream must say within this time which session it belongs to."""
 

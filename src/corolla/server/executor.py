@@ -101,9 +101,7 @@ class DeviceThread:
         while self._read_inbox(scheduler):
             for job in scheduler.take():
                 self._run(job)
-        while batch := scheduler.take():
-            for job in batch:
-                self._run(job)
+        self._run_all(scheduler)
 
     def _read_inbox(self, scheduler: Scheduler[Job]) -> bool:
         """Take all that has arrived, waiting only when there is nothing to run. False: time to end."""
@@ -115,10 +113,16 @@ class DeviceThread:
             if entry is None:
                 return False
             if callable(entry):
+                self._run_all(scheduler)  # a call comes after what was submitted before it
                 entry()
                 continue
             for job in entry:
                 scheduler.add(job)
+
+    def _run_all(self, scheduler: Scheduler[Job]) -> None:
+        while batch := scheduler.take():
+            for job in batch:
+                self._run(job)
 
     def _run(self, job: Job) -> None:
         started = time.perf_counter()

@@ -1,57 +1,50 @@
 """Translates frames into calls on the session state machine, and its actions into replies.
 
-The way of a step: data stream → `_Link.on_message` → `session.on_step` (pure) → `StepJob` → device thread →
-`Output` on the same stream, written by the device thread itself. Control streams open, watch and close
-sessions; everything a session holds (lease, cache, place in the tables) is given back by the one task that
+The way of a step: data stream → `DataStream` → `session.on_step` (pure) → `StepJob` → device thread → `Push`, which
+sends it on to the next hop, or as an `Output` to the client. Control streams open, re-route, watch and close
+sessions; everything a session holds (lease, cache, links, place in the tables) is given back by the one task that
 holds it (`_hold`), however it ends.
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from corolla.clock import loop_time
-from corolla.errors import HopFailed, Overloaded, Refused, RemoteProtocolError, SessionLost, SwarmError, Unsupported
+from corolla.errors import HopFailed, JournalGap, Overloaded, Refused, RemoteProtocolError, SwarmError, Unsupported
 from corolla.ids import Fingerprint, PeerId, SessionId, short
 from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness, PeerLife, keep_alive
 from corolla.net.streams import ByteStream, Transport
 from corolla.server.config import SessionLimits
 from corolla.server.executor import Executor
+from corolla.server.hosted import DataLink, HostedSession, StepJob
 from corolla.server.kv import CachePool
-from corolla.server.runner import SessionCache, SpanRunner
-from corolla.server.session import AnswerFromJournal, Break, Compute, Ignore, Refuse, SessionState, on_step
+from corolla.server.push import send_paced
+from corolla.server.runner import SpanRunner
+from corolla.server.session import (
+    AnswerFromJournal,
+    Break,
+    Compute,
+    Ignore,
+    Refuse,
+    SessionState,
+    Wait,
+    on_reopen,
+    on_step,
+)
 from corolla.wire import messages as wire
 from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
-from corolla.wire.tensors import DType
 
 log = logging.getLogger(__name__)
 
 MAX_CONTROL_STREAMS_PER_PEER = 4
 
-
-@dataclass(slots=True)
-class Session:
-    """One session's mutable side. The loop owns all but `cache` and `last_reply`, which the device thread writes."""
-
-    state: SessionState
-    wire_dtype: DType
-    want: wire.Want
-    last_used: float
-    cache: SessionCache | None = None
-    last_reply: wire.Output | None = None
-    link: "_Link | None" = None
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    end_reason: str = ""
-
-    def end(self, reason: str) -> None:
-        if not self.ended.is_set():
-            self.end_reason = reason
-            self.ended.set()
+MayDial = Callable[[PeerId, int], Awaitable[bool]]
+"""Whether a peer is announced for this model, with a span that goes on at this block."""
 
 
 @dataclass(slots=True)
@@ -62,6 +55,11 @@ class ServerCounters:
     tokens: int = 0
     refusals: dict[str, int] = field(default_factory=dict[str, int])
     sessions_opened: int = 0
+    links_down: int = 0
+
+
+async def _anyone(_peer: PeerId, _block: int) -> bool:
+    return True
 
 
 class Handler:
@@ -77,6 +75,7 @@ class Handler:
         fingerprint: Fingerprint,
         limits: SessionLimits,
         liveness: Liveness,
+        may_dial: MayDial = _anyone,
     ) -> None:
         self.transport = transport
         self.runner = runner
@@ -86,12 +85,13 @@ class Handler:
         self.limits = limits
         self.liveness = liveness
         self.counters = ServerCounters()
-        self.sessions: dict[tuple[PeerId, SessionId], Session] = {}
-        self._controls: dict[PeerId, list[_Control]] = {}
-        self._links: set[_Link] = set()
+        self.sessions: dict[tuple[PeerId, SessionId], HostedSession] = {}
+        self.is_leaving = False
+        self._may_dial = may_dial
+        self._controls: dict[PeerId, list[Control]] = {}
+        self._streams: set[DataStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending: list[StepJob] = []
-        self.is_leaving = False
 
     async def start(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -119,8 +119,8 @@ class Handler:
             await asyncio.wait(self._tasks, timeout=grace_s)
         for task in self._tasks:
             task.cancel()
-        for link in list(self._links):
-            link.channel.close()
+        for stream in list(self._streams):
+            stream.channel.close()
         for control in self._all_controls():
             control.channel.close()
 
@@ -131,11 +131,11 @@ class Handler:
         if len(mine) >= MAX_CONTROL_STREAMS_PER_PEER or self.is_leaving:
             stream.close()
             return
-        control = _Control(self, stream)
+        control = Control(self, stream)
         mine.append(control)
         control.watch = self.spawn(self._watch(control))
 
-    async def _watch(self, control: "_Control") -> None:
+    async def _watch(self, control: "Control") -> None:
         """A client that has gone silent gives its sessions back."""
         try:
             await keep_alive(control.life)
@@ -143,7 +143,7 @@ class Handler:
             log.info("client lost", extra={"peer": short(control.peer), "reason": lost.reason})
             control.channel.close()
 
-    def control_closed(self, control: "_Control") -> None:
+    def control_closed(self, control: "Control") -> None:
         if control.watch is not None:
             control.watch.cancel()
         mine = self._controls.get(control.peer, [])
@@ -154,17 +154,24 @@ class Handler:
         for session in control.sessions:
             session.end("the client's control stream ended")
 
-    def open_session(self, control: "_Control", ask: wire.Open) -> None:
+    def open_session(self, control: "Control", ask: wire.Open) -> None:
+        """A new session, or a new route for one that is held."""
+        held = self.sessions.get((control.peer, ask.session))
         try:
+            if held is not None and ask.route_version > held.state.route_version:
+                self._check_way(control, ask)
+                held.state = on_reopen(held.state, ask)
+                self.spawn(self._reroute(held, ask))
+                return
             session = self._admit(control, ask)
         except Refused as refused:
             self.refuse(control.channel, ask.session, refused, route_version=ask.route_version)
             return
         self.sessions[control.peer, ask.session] = session
         control.sessions.append(session)
-        self.spawn(self._hold(control, session, ask))
+        self.spawn(self._hold(session, ask))
 
-    def _admit(self, control: "_Control", ask: wire.Open) -> Session:
+    def _admit(self, control: "Control", ask: wire.Open) -> HostedSession:
         """The new session, or why not. Nothing is held yet."""
         facts, limits = self.runner.facts, self.limits
         if self.is_leaving:
@@ -181,39 +188,42 @@ class Handler:
             raise _out_of_bounds("a session of tokens", str(ask.max_tokens), str(limits.max_session_tokens))
         if ask.max_rows > limits.max_rows:
             raise _out_of_bounds("rows", str(ask.max_rows), str(limits.max_rows))
-        if ask.next is not None or ask.upstream != control.peer:
-            raise Unsupported("this server answers the client itself; it does not push to another server yet")
         if ask.wire_dtype == "int64":
             raise _out_of_bounds("hidden states as", ask.wire_dtype, "float32, bfloat16 or float16")
         if ask.adapter is not None:
             raise _out_of_bounds("adapter", ask.adapter, "none")
+        self._check_way(control, ask)
         if (control.peer, ask.session) in self.sessions:
             raise Unsupported("this session is open already")
         if len(self.sessions) >= limits.max_sessions:
             raise _too_many("sessions", len(self.sessions) + 1, limits.max_sessions)
         if len(control.sessions) >= limits.max_sessions_per_peer:
             raise _too_many("sessions of one client", len(control.sessions) + 1, limits.max_sessions_per_peer)
-        return Session(
-            state=SessionState(
-                session=ask.session,
-                owner=control.peer,
-                upstream=ask.upstream,
-                route_version=ask.route_version,
-                max_tokens=ask.max_tokens,
-                max_rows=ask.max_rows,
-                max_chunk_tokens=limits.max_chunk_tokens,
-                hidden_size=facts.hidden_size,
-                needs_token_ids=facts.needs_token_ids,
-                can_trim=facts.can_trim,
-            ),
-            wire_dtype=ask.wire_dtype,
-            want=ask.want,
-            last_used=loop_time(),
+        state = SessionState(
+            session=ask.session,
+            owner=control.peer,
+            upstream=ask.upstream,
+            route_version=ask.route_version,
+            max_tokens=ask.max_tokens,
+            max_rows=ask.max_rows,
+            max_chunk_tokens=limits.max_chunk_tokens,
+            hidden_size=facts.hidden_size,
+            needs_token_ids=facts.needs_token_ids,
+            can_trim=facts.can_trim,
+        )
+        return HostedSession(
+            state, control, ask.start, ask.end, ask.wire_dtype, ask.want, next=None, last_used=loop_time()
         )
 
-    async def _hold(self, control: "_Control", session: Session, ask: wire.Open) -> None:
+    def _check_way(self, control: "Control", ask: wire.Open) -> None:
+        if self.transport.peer in (ask.upstream, ask.next):
+            raise Unsupported("a hop cannot be its own neighbour")
+        if ask.next == control.peer:
+            raise Unsupported("outputs for the client go back on its own stream: leave `next` out")
+
+    async def _hold(self, session: HostedSession, ask: wire.Open) -> None:
         """Everything a session has, from lease to last byte, lives exactly as long as this task."""
-        key = (control.peer, ask.session)
+        control = session.control
         try:
             async with self.pool.reserve(ask.max_tokens, ask.max_rows, timeout_s=self.limits.cache_wait_s):
                 if not session.ended.is_set():
@@ -221,30 +231,20 @@ class Handler:
                         partial(self.runner.new_cache, ask.start, ask.end, ask.max_tokens)
                     )
                     self.counters.sessions_opened += 1
-                    control.channel.send(self._opened(ask))
+                    await self._reroute(session, ask)
                     await self._until_ended(session)
                     control.channel.send(wire.Close(session=ask.session, text=session.end_reason))
         except Refused as refused:
             self.refuse(control.channel, ask.session, refused, route_version=ask.route_version)
         finally:
-            self.sessions.pop(key, None)
+            self.sessions.pop((control.peer, ask.session), None)
             control.forget(session)
+            session.end("the session ended")
             session.cache = None
-            if session.link is not None:
-                session.link.channel.close()
+            session.close_links()
         log.debug("session ended", extra={"peer": short(control.peer), "reason": session.end_reason})
 
-    def _opened(self, ask: wire.Open) -> wire.Opened:
-        return wire.Opened(
-            session=ask.session,
-            route_version=ask.route_version,
-            max_chunk_tokens=self.limits.max_chunk_tokens,
-            window_bytes=self.limits.max_chunk_bytes,
-            prefill_in_chunks=self.runner.facts.prefill_in_chunks,
-            needs_token_ids=self.runner.facts.needs_token_ids,
-        )
-
-    async def _until_ended(self, session: Session) -> None:
+    async def _until_ended(self, session: HostedSession) -> None:
         while not session.ended.is_set():
             idle_left = session.last_used + self.limits.idle_timeout_s - loop_time()
             if idle_left <= 0:
@@ -256,64 +256,196 @@ class Handler:
             except TimeoutError:
                 continue
 
+    # --- routes
+
+    async def _reroute(self, session: HostedSession, ask: wire.Open) -> None:
+        """Put the session on the route that `ask` names, and tell the client what is held."""
+        if ask.next != session.next:
+            session.push.channel = None
+            if session.onward is not None:
+                session.onward.close()
+                session.onward = None
+            session.reached_next.clear()
+            session.next = ask.next
+        session.awaits_replay = ask.hold
+        journal_from = await self.executor.call(partial(session.take_route, ask, self.runner))
+        if session.ended.is_set() or session.state.route_version != ask.route_version:
+            return
+        if ask.next is not None and not session.reached_next.is_set():
+            self.spawn(self._dial_next(session, ask.next))
+        session.control.channel.send(self._opened(session, ask, journal_from))
+        for stream in list(self._streams):
+            stream.match(session)
+        self._take_back_link(session)
+        self._read_on(session)
+
+    def _opened(self, session: HostedSession, ask: wire.Open, journal_from: int) -> wire.Opened:
+        return wire.Opened(
+            session=ask.session,
+            route_version=ask.route_version,
+            cached_tokens=session.state.position,
+            last_step_no=session.state.last_step_no,
+            journal_from=journal_from,
+            max_chunk_tokens=self.limits.max_chunk_tokens,
+            window_bytes=self.limits.max_chunk_bytes,
+            prefill_in_chunks=self.runner.facts.prefill_in_chunks,
+            needs_token_ids=self.runner.facts.needs_token_ids,
+        )
+
+    async def _dial_next(self, session: HostedSession, peer: PeerId) -> None:
+        """Open the data stream to the next hop; by peer id only, and only to one announced for what comes next."""
+        try:
+            if not await self._may_dial(peer, session.stop):
+                raise HopFailed(peer, f"it is not announced for block {session.stop} of this model")
+            stream = await self.transport.dial(peer, DATA_PROTOCOL, timeout_s=self.limits.dial_timeout_s)
+        except HopFailed as failed:
+            self._link_down(session, peer, failed.reason)
+            return
+        if session.ended.is_set() or session.next != peer or session.reached_next.is_set():
+            stream.close()
+            return
+        channel = Channel(
+            stream, we_dialed=True, on_message=_expect_nothing, on_closed=partial(self._next_lost, session, peer)
+        )
+        channel.send(wire.Attach(session=session.state.session, route_version=session.state.route_version))
+        session.onward = session.push.channel = channel
+        session.reached_next.set()
+        if not session.awaits_replay:
+            await self.executor.call(session.push.release)
+
+    def _next_lost(self, session: HostedSession, peer: PeerId, error: SwarmError | None) -> None:
+        if error is None or session.next != peer or session.ended.is_set():
+            return  # we closed it ourselves
+        session.push.channel = None
+        session.reached_next.clear()
+        state = session.state
+        session.control.channel.send(
+            wire.HopLost(session=state.session, route_version=state.route_version, peer=peer, step_no=None)
+        )
+
+    def _link_down(self, session: HostedSession, peer: PeerId, reason: str) -> None:
+        self.counters.links_down += 1
+        if session.next == peer and not session.ended.is_set():
+            state = session.state
+            session.control.channel.send(
+                wire.LinkDown(session=state.session, route_version=state.route_version, peer=peer, text=reason[:1024])
+            )
+
+    def start_replay(self, session: HostedSession, ask: wire.Replay) -> None:
+        if ask.route_version == session.state.route_version:
+            self.spawn(self._replay(session, ask))
+
+    async def _replay(self, session: HostedSession, ask: wire.Replay) -> None:
+        """Send the next hop what it lacks; what is computed meanwhile follows in order."""
+        if session.next is not None:
+            try:
+                async with asyncio.timeout(self.limits.dial_timeout_s):
+                    await session.reached_next.wait()
+            except TimeoutError:
+                return  # `LinkDown` was said
+        push, channel = session.push, session.push.channel
+        if ask.from_position is None:
+            await self.executor.call(partial(push.release, ask.from_step, ask.live_from))
+        elif channel is not None:
+            limits = self.limits
+            steps = await self.executor.call(
+                partial(push.snapshot, ask.from_position, limits.max_chunk_tokens, limits.max_chunk_bytes,
+                        ask.live_from)
+            )  # fmt: skip
+            await send_paced(channel, steps, ask.route_version)
+            await self.executor.call(push.release)
+        session.awaits_replay = False
+
     # --- data streams
 
     def _accept_data(self, stream: ByteStream) -> None:
-        mine = sum(1 for link in self._links if link.peer == stream.peer)
-        if mine > self.limits.max_sessions_per_peer or self.is_leaving:
+        mine = sum(1 for other in self._streams if other.peer == stream.peer)
+        if mine >= self.limits.max_sessions or self.is_leaving:
             stream.close()
             return
-        link = _Link(self, stream)
-        self._links.add(link)
-        link.deadline = asyncio.get_running_loop().call_later(
-            self.limits.attach_timeout_s, link.fail, RemoteProtocolError("the data stream did not say its session")
-        )
+        self._streams.add(DataStream(self, stream))
 
-    def link_closed(self, link: "_Link") -> None:
-        self._links.discard(link)
-        if link.session is not None and link.session.link is link:
-            link.session.link = None
+    def stream_closed(self, stream: "DataStream") -> None:
+        self._streams.discard(stream)
+        session, link = stream.session, stream.link
+        if session is not None and link is not None and session.links.get(link.peer) is link:
+            del session.links[link.peer]
+            if session.push.channel is link.channel:
+                session.push.channel = None
 
-    def attach(self, link: "_Link", ask: wire.Attach) -> None:
-        session = self.sessions.get((link.peer, ask.session))
-        control = self._control_of(session)
-        if session is None or session.cache is None or control is None:
-            self.refuse(link.channel, ask.session, SessionLost("this server holds no such session of yours"))
-            return
-        if session.link is not None:
-            session.link.channel.close()  # the client dialled again: its older stream is dead to it
-        session.link = link
-        link.session = session
-        control.life.include(link.channel)
+    def attach(self, stream: "DataStream", session: HostedSession) -> None:
+        """Give a data stream to the session that it names."""
+        link = DataLink(stream.peer, stream.channel)
+        stream.session, stream.link = session, link
+        older = session.links.pop(stream.peer, None)
+        session.links[stream.peer] = link
+        if older is not None:
+            older.channel.close()  # its peer dialled again: the older stream is dead to it
+        session.control.life.include(stream.channel)
+        self._take_back_link(session)
 
-    def step(self, link: "_Link", session: Session, step: wire.Step) -> None:
+    def _take_back_link(self, session: HostedSession) -> None:
+        """Outputs for the client leave on the stream that it opened to us."""
+        link = session.links.get(session.state.owner)
+        if session.next is None and link is not None and session.push.channel is not link.channel:
+            session.push.channel = link.channel
+            self.spawn(self._release(session))
+
+    async def _release(self, session: HostedSession) -> None:
+        if not session.awaits_replay:
+            await self.executor.call(session.push.release)
+
+    def take_step(self, session: HostedSession, link: DataLink, step: wire.Step) -> None:
+        """A step has come: run it now, or leave it unread until its turn."""
+        link.unread.append(step)
+        self._read_on(session)
+        if link.unread:
+            link.channel.pause()
+
+    def _read_on(self, session: HostedSession) -> None:
+        link = session.upstream_link
+        while link is not None and link.unread and not session.is_full and not session.ended.is_set():
+            if not self._act(session, link, link.unread[0]):
+                return
+            link.unread.popleft()
+            if not link.unread:
+                link.channel.resume()
+
+    def _act(self, session: HostedSession, link: DataLink, step: wire.Step) -> bool:
+        """Carry out what the rules say of a step. False: its time has not come."""
         waiting = self.executor.waiting + len(self._pending)
         if waiting >= self.limits.max_waiting_steps:  # before the state moves: the client may repeat the step
             refused = _too_many("waiting steps", waiting + 1, self.limits.max_waiting_steps)
-            self.refuse(link.channel, session.state.session, refused, step_no=step.step_no)
-            return
+            self._refuse_step(session, step, refused)
+            return True
         session.state, action = on_step(session.state, step)
         session.last_used = loop_time()
         match action:
             case Compute():
-                self._enqueue(StepJob(self, session, link, step, action.new_tokens))
+                session.accepted += 1
+                self._enqueue(StepJob(session, self.runner, step, action.new_tokens, self._job_done, self._job_failed))
             case AnswerFromJournal():
-                if session.last_reply is not None and session.last_reply.step_no == action.step_no:
-                    link.channel.send(session.last_reply)
-                # else it is still being computed: its reply goes to the session's present link
+                self.spawn(self._answer_again(session, step))
             case Refuse():
-                self.refuse(link.channel, session.state.session, action.error, step_no=action.step_no,
-                            route_version=step.route_version)  # fmt: skip
+                self._refuse_step(session, step, action.error)
             case Break():
+                log.info("protocol broken", extra={"peer": short(link.peer), "reason": str(action.error)[:200]})
                 session.end(str(action.error))
-                link.fail(action.error)
             case Ignore():
                 pass
+            case Wait():
+                return False
+        return True
 
-    def _enqueue(self, job: "StepJob") -> None:
+    async def _answer_again(self, session: HostedSession, step: wire.Step) -> None:
+        if not await self.executor.call(partial(session.push.again, step.step_no)):
+            gap = JournalGap(f"the answer to step {step.step_no} is no longer kept", value=str(step.step_no))
+            self._refuse_step(session, step, gap)
+
+    def _enqueue(self, job: StepJob) -> None:
         """What one iteration of the loop reads goes to the device thread as one item: companions share a pass."""
         if not self._pending:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self.loop.call_soon(self._flush)
         self._pending.append(job)
 
     def _flush(self) -> None:
@@ -321,7 +453,25 @@ class Handler:
         if jobs:
             self.executor.submit(jobs)
 
+    def _job_done(self, job: StepJob) -> None:
+        self.counters.steps += 1
+        self.counters.tokens += job.new_tokens * job.step.hidden.shape[0]
+        link = job.session.upstream_link
+        if link is not None and link.unread:
+            self.loop.call_soon_threadsafe(self._read_on, job.session)
+
+    def _job_failed(self, job: StepJob, refused: Refused) -> None:
+        """The cache no longer is what the state says: the session ends, and the client is told why."""
+        self._refuse_step(job.session, job.step, refused)
+        self.loop.call_soon_threadsafe(job.session.end, "a step failed on the server")
+
     # --- replies
+
+    def _refuse_step(self, session: HostedSession, step: wire.Step, refused: Refused) -> None:
+        self.refuse(
+            session.control.channel, session.state.session, refused,
+            step_no=step.step_no, route_version=step.route_version,
+        )  # fmt: skip
 
     def refuse(
         self,
@@ -357,26 +507,22 @@ class Handler:
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("a server task failed", exc_info=failure)
 
-    def _control_of(self, session: Session | None) -> "_Control | None":
-        mine = [] if session is None else self._controls.get(session.state.owner, [])
-        return next((control for control in mine if session in control.sessions), None)
-
-    def _all_controls(self) -> "list[_Control]":
+    def _all_controls(self) -> "list[Control]":
         return [control for mine in self._controls.values() for control in mine]
 
 
-class _Control:
+class Control:
     """One client's control stream and the sessions opened on it."""
 
     def __init__(self, handler: Handler, stream: ByteStream) -> None:
         self.handler = handler
         self.peer = stream.peer
-        self.sessions: list[Session] = []
+        self.sessions: list[HostedSession] = []
         self.watch: asyncio.Task[None] | None = None
         self.channel = Channel(stream, we_dialed=False, on_message=self._on_message, on_closed=self._on_closed)
         self.life = PeerLife(self.channel, handler.liveness, queue_s=lambda: handler.queue_s)
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: HostedSession) -> None:
         if session in self.sessions:
             self.sessions.remove(session)
 
@@ -384,102 +530,84 @@ class _Control:
         match message:
             case wire.Open():
                 self.handler.open_session(self, message)
+            case wire.Replay():
+                if (session := self._session(message.session)) is not None:
+                    self.handler.start_replay(session, message)
             case wire.Close():
-                for session in self.sessions:
-                    if session.state.session == message.session:
-                        session.end("closed by the client")
+                if (session := self._session(message.session)) is not None:
+                    session.end("closed by the client")
             case wire.Heartbeat():
                 self.life.on_heartbeat(message)
             case _:
                 raise RemoteProtocolError(f"a client sent {type(message).__name__} on its control stream")
 
+    def _session(self, which: SessionId) -> HostedSession | None:
+        return next((session for session in self.sessions if session.state.session == which), None)
+
     def _on_closed(self, _error: SwarmError | None) -> None:
         self.handler.control_closed(self)
 
 
-class _Link:
-    """One data stream; after its `Attach` it belongs to one session."""
+class DataStream:
+    """One incoming data stream; its `Attach` says which session it belongs to, before or after that is opened."""
 
     def __init__(self, handler: Handler, stream: ByteStream) -> None:
         self.handler = handler
         self.peer = stream.peer
-        self.session: Session | None = None
-        self.deadline: asyncio.TimerHandle | None = None
+        self.session: HostedSession | None = None
+        self.link: DataLink | None = None
+        self._asked: SessionId | None = None
+        self._early: list[wire.Step] = []
+        """Steps that came before their session was opened; reading is paused meanwhile."""
         self.channel = Channel(stream, we_dialed=False, on_message=self._on_message, on_closed=self._on_closed)
+        self._deadline = handler.loop.call_later(handler.limits.attach_timeout_s, self._give_up)
 
-    def fail(self, error: SwarmError) -> None:
-        log.info("data stream ended", extra={"peer": short(self.peer), "reason": str(error)[:200]})
-        self.channel.close()
+    def match(self, session: HostedSession) -> None:
+        """Belong to this session, if it is the one that was asked for and this peer is one of its neighbours."""
+        if self.session is not None or self._asked != session.state.session:
+            return
+        if self.peer not in (session.state.owner, session.state.upstream):
+            return
+        self._deadline.cancel()
+        self.handler.attach(self, session)
+        early, self._early = self._early, []
+        self.channel.resume()
+        for step in early:
+            self._take(step)
 
     def _on_message(self, message: wire.AnyMessage) -> None:
-        if self.session is None:
-            if not isinstance(message, wire.Attach):
-                raise RemoteProtocolError(f"a data stream began with {type(message).__name__}, not Attach")
-            if self.deadline is not None:
-                self.deadline.cancel()
-            self.handler.attach(self, message)
-        elif isinstance(message, wire.Step):
-            self.handler.step(self, self.session, message)
+        if isinstance(message, wire.Step) and self._asked is not None:
+            if self.session is None:
+                self._early.append(message)
+            else:
+                self._take(message)
+        elif isinstance(message, wire.Attach) and self._asked is None:
+            self._asked = message.session
+            for session in list(self.handler.sessions.values()):
+                if session.cache is not None:
+                    self.match(session)
+            if self.session is None:
+                self.channel.pause()
         else:
-            raise RemoteProtocolError(f"a client sent {type(message).__name__} on a data stream")
+            raise RemoteProtocolError(f"{type(message).__name__} does not belong here on a data stream")
+
+    def _take(self, step: wire.Step) -> None:
+        assert self.session is not None
+        assert self.link is not None
+        self.handler.take_step(self.session, self.link, step)
+
+    def _give_up(self) -> None:
+        """The session was never opened here, or is another peer's: its client will have moved on."""
+        log.info("data stream of no session", extra={"peer": short(self.peer), "asked": self._asked is not None})
+        self.channel.close()
 
     def _on_closed(self, _error: SwarmError | None) -> None:
-        if self.deadline is not None:
-            self.deadline.cancel()
-        self.handler.link_closed(self)
+        self._deadline.cancel()
+        self.handler.stream_closed(self)
 
 
-@dataclass(slots=True)
-class StepJob:
-    """One step on its way through the device thread; sends its own output."""
-
-    handler: Handler
-    session: Session
-    link: _Link
-    step: wire.Step
-    new_tokens: int
-    arrived: float = field(default_factory=time.perf_counter)
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.new_tokens > 1
-
-    def run(self) -> None:
-        session, step, cache = self.session, self.step, self.session.cache
-        if cache is None:  # the session ended while the step waited in line
-            return
-        started = time.perf_counter()
-        try:
-            hidden = self.handler.runner.run(cache, step, step.want or session.want, session.wire_dtype)
-        except Refused as refused:  # the family's state cannot be brought back, say
-            self._fail(refused)
-            return
-        except Exception as failure:
-            log.exception("a step failed", extra={"peer": short(session.state.owner)})
-            self._fail(SessionLost(f"the step failed on the server ({type(failure).__name__}); the session is lost"))
-            return
-        done = time.perf_counter()
-        output = wire.Output(
-            step_no=step.step_no,
-            route_version=step.route_version,
-            position=step.position + self.new_tokens,
-            hidden=hidden,
-            timings=[wire.HopTiming(started - self.arrived, done - started, 0.0)],
-        )
-        session.last_reply = output
-        link = session.link or self.link
-        link.channel.send(output)
-        counters = self.handler.counters
-        counters.steps += 1
-        counters.tokens += self.new_tokens * step.hidden.shape[0]
-
-    def _fail(self, refused: Refused) -> None:
-        """The cache no longer is what the state says: the session ends, and the client is told why."""
-        self.handler.refuse(
-            self.link.channel, self.session.state.session, refused,
-            step_no=self.step.step_no, route_version=self.step.route_version,
-        )  # fmt: skip
-        self.handler.loop.call_soon_threadsafe(self.session.end, "a step failed on the server")
+def _expect_nothing(message: wire.AnyMessage) -> None:
+    raise RemoteProtocolError(f"the next hop sent {type(message).__name__} up the stream")
 
 
 def _out_of_bounds(what: str, value: str, bound: str) -> Unsupported:

@@ -14,6 +14,7 @@ from corolla.server.config import ServerConfig
 from corolla.server.executor import Executor
 from corolla.server.handler import Handler
 from corolla.server.kv import CachePool
+from corolla.server.neighbours import Neighbours
 from corolla.server.runner import SpanRunner
 from corolla.swarm.announcement import MAX_ADDRESSES, Announcement, clean_name
 
@@ -40,6 +41,7 @@ async def serve_span(
     handler = Handler(
         transport, runner, executor, pool,
         fingerprint=served.fingerprint, limits=config.limits, liveness=config.liveness,
+        may_dial=Neighbours(transport, served.fingerprint).may_dial,
     )  # fmt: skip
     announcer = Announcer(
         transport,

@@ -5,13 +5,16 @@ touches a tensor's bytes. One session is one row of this table:
 
     event                                   action                     state afterwards
     step_no == last + 1, all checks pass    Compute                    position, rows and last_step_no move
-    step_no == last, same position          AnswerFromJournal          unchanged (the last reply is always kept)
-    step_no <  last                         Refuse(JournalGap)         unchanged
+    step_no <= last, kept                   AnswerFromJournal          unchanged (the newest few are kept)
+    step_no <= last, no longer kept         Refuse(JournalGap)         unchanged
     step_no >  last + 1                     Refuse(OutOfOrder)         unchanged
     same step_no, other content             Break                      the stream ends: the peer broke the rules
+    replay, at the position held            Compute                    the same; step_no may jump ahead
+    replay of what is held                  Ignore                     unchanged
     older route_version                     Ignore                     unchanged
-    newer route_version, bad position,      Refuse(Unsupported)        unchanged
-      too long, too many rows, bad shape
+    newer route_version                     Wait                       unchanged; unread until its Open has come
+    bad position, too long, bad shape, …    Refuse(Unsupported)        unchanged
+    Open with a higher route_version        (`on_reopen`)              route moves; what is held stays, or all goes
 
 Every step is counted by `step_no` and not by position: a row gather applied twice corrupts, and a trimmed
 session uses a position again for another token.
@@ -21,7 +24,8 @@ from dataclasses import dataclass, replace
 
 from corolla.errors import JournalGap, OutOfOrder, Refused, RemoteProtocolError, Unsupported
 from corolla.ids import PeerId, SessionId
-from corolla.wire.messages import Step
+from corolla.wire.journal import MAX_RECENT
+from corolla.wire.messages import Open, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,8 @@ class SessionState:
     position: int = 0
     rows: int = 0
     """Rows of the cache; 0 before the first step."""
-    last_start: int = 0
-    """Position before the last step: what a repeated one must say again."""
+    recent: tuple[tuple[int, int], ...] = ()
+    """(step_no, position) of the newest steps: a repeated one must say the same position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +80,28 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """Data of a route that is no longer in use."""
+    """Data of a route that is no longer in use, or a replay of what is held."""
 
 
-Action = Compute | AnswerFromJournal | Refuse | Break | Ignore
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Data of a route whose `Open` has not come yet: leave it, and what follows it, unread until then."""
+
+
+Action = Compute | AnswerFromJournal | Refuse | Break | Ignore | Wait
+
+
+def on_reopen(state: SessionState, ask: Open) -> SessionState:
+    """The session on its new route. Raises OutOfOrder when that is not newer than the present one."""
+    if ask.route_version <= state.route_version:
+        raise OutOfOrder(
+            f"the session is on route version {state.route_version}; a new one must be higher than that",
+            value=str(ask.route_version), bound=str(state.route_version),
+        )  # fmt: skip
+    moved = replace(state, route_version=ask.route_version, upstream=ask.upstream)
+    if ask.is_fresh:
+        moved = replace(moved, last_step_no=-1, position=0, rows=0, recent=())
+    return moved
 
 
 def on_step(state: SessionState, step: Step) -> tuple[SessionState, Action]:
@@ -87,30 +109,39 @@ def on_step(state: SessionState, step: Step) -> tuple[SessionState, Action]:
     if step.route_version < state.route_version:
         return state, Ignore()
     if step.route_version > state.route_version:
-        return state, _refuse(step, OutOfOrder(
-            f"step {step.step_no} is of route version {step.route_version}; "
-            f"this server was opened for version {state.route_version}",
-            value=str(step.route_version), bound=str(state.route_version),
-        ))  # fmt: skip
+        return state, Wait()
+    if step.replay:
+        return _on_replay(state, step)
     if step.step_no > state.last_step_no + 1:
         return state, _refuse(step, OutOfOrder(
             f"step {step.step_no} came after step {state.last_step_no}",
             value=str(step.step_no), bound=str(state.last_step_no + 1),
         ))  # fmt: skip
-    if step.step_no == state.last_step_no:
+    if step.step_no <= state.last_step_no:
         return state, _repeat(state, step)
-    if step.step_no < state.last_step_no:
-        return state, _refuse(step, JournalGap(
-            f"the answer to step {step.step_no} is no longer kept",
-            value=str(step.step_no), bound=str(state.last_step_no),
-        ))  # fmt: skip
     return _advance(state, step)
 
 
+def _on_replay(state: SessionState, step: Step) -> tuple[SessionState, Action]:
+    """A replay fills up what is missing, in order of position; its numbers may jump, since it is the sum of many steps.
+
+    The last positions of a replay are single steps as they were, with trims and gathers of their own.
+    """
+    is_next = step.step_no > state.last_step_no
+    goes_on = step.step_no == state.last_step_no and step.position == state.position and step.trim_to is None
+    return _advance(state, step) if is_next or goes_on else (state, Ignore())
+
+
 def _repeat(state: SessionState, step: Step) -> Action:
-    if step.position != state.last_start:
+    position = dict(state.recent).get(step.step_no)
+    if position is None:
+        return _refuse(step, JournalGap(
+            f"the answer to step {step.step_no} is no longer kept",
+            value=str(step.step_no), bound=str(state.last_step_no),
+        ))  # fmt: skip
+    if position != step.position:
         return Break(RemoteProtocolError(
-            f"step {step.step_no} came twice with different content: position {step.position}, then {state.last_start}"
+            f"step {step.step_no} came twice with different content: position {step.position}, before {position}"
         ))  # fmt: skip
     return AnswerFromJournal(step.step_no)
 
@@ -130,7 +161,7 @@ def _advance(state: SessionState, step: Step) -> tuple[SessionState, Action]:
     moved = replace(
         state,
         last_step_no=step.step_no,
-        last_start=step.position,
+        recent=(*state.recent, (step.step_no, step.position))[-MAX_RECENT:],
         position=held + new_tokens,
         rows=batch,
     )

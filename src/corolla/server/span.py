@@ -61,7 +61,7 @@ class TorchSpanRunner:
     def _prepared(self, session: SpanSession, step: Step) -> SpanCache:
         """The session's cache, trimmed and gathered as the step says."""
         if session.cache is None:
-            session.cache = self.span.new_cache(step.hidden.shape[-3])
+            session.cache = self.span.new_cache(step.hidden.shape[-3], session.start, session.end)
             return session.cache
         if step.trim_to is not None:
             session.cache.trim(step.trim_to)

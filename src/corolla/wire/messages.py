@@ -35,8 +35,22 @@ class Message(Struct, frozen=True, tag_field="t", omit_defaults=True):
     """Base of all messages; unknown fields are ignored, so that a newer minor version can add some."""
 
 
+class HopTiming(Struct, frozen=True, array_like=True):
+    """Where one server spent one step."""
+
+    queue_s: Seconds
+    compute_s: Seconds
+    send_s: Seconds
+
+
+Timings = Annotated[list[HopTiming], Meta(max_length=256)]
+
+
 class Open(Message, tag="open", frozen=True, kw_only=True):
-    """Client → server: hold a session for me on your blocks `[start, end)`."""
+    """Client → server: hold a session for me on your blocks `[start, end)`.
+
+    Said again for an open session under a higher `route_version`, it changes the route: what is held stays.
+    """
 
     session: SessionKey
     route_version: Count = 0
@@ -52,6 +66,12 @@ class Open(Message, tag="open", frozen=True, kw_only=True):
     """Where outputs go: the hop after this one; None is the client that opens this."""
     want: Want = "last"
     """Default for steps that do not say."""
+    is_fresh: bool = True
+    """Begin with nothing. False: go on with what you hold of this session; nothing, if you hold nothing."""
+    hold: bool = False
+    """Push nothing on to `next` until a `Replay` says from where: it has lost what it held."""
+    replay_on: bool = False
+    """Push steps marked `replay` on to `next` too: it is being built anew as well."""
     wire_dtype: DType
     adapter: Word | None = None
     proof: Annotated[bytes, Meta(max_length=64)] = b""
@@ -65,6 +85,10 @@ class Opened(Message, tag="opened", frozen=True, kw_only=True):
     route_version: Count = 0
     cached_tokens: Tokens = 0
     """Positions the server already holds of this session (a re-opened one)."""
+    last_step_no: Annotated[int, Meta(ge=-1, le=1 << 62)] = -1
+    """The last step that it has taken in."""
+    journal_from: Tokens = 0
+    """Positions from here on can be replayed to the next hop; 0: all of them."""
     link_rtt_s: Seconds | None = None
     """Measured round trip to `next`, when there is one."""
     max_chunk_tokens: Tokens
@@ -110,20 +134,15 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     """Padding positions at the left of each row; None: no row has any."""
     want: Want | None = None
     replay: bool = False
+    """Only rebuilds the cache: a part of the history, in order of position. Nobody answers it."""
     hidden: WireTensor
     """[batch, new_tokens, hidden_size], or as the family shapes its stream."""
     position_ids: WireTensor | None = None
     """int64 [batch, new_tokens]; None: counted on from `position`."""
     token_ids: WireTensor | None = None
     """int64 [batch, new_tokens], only for families whose blocks need them."""
-
-
-class HopTiming(Struct, frozen=True, array_like=True):
-    """Where one server spent one step."""
-
-    queue_s: Seconds
-    compute_s: Seconds
-    send_s: Seconds
+    timings: Timings = []
+    """Of the hops that it has passed."""
 
 
 class Output(Message, tag="output", frozen=True, kw_only=True):
@@ -134,7 +153,7 @@ class Output(Message, tag="output", frozen=True, kw_only=True):
     position: Tokens
     """Positions held after the step."""
     hidden: WireTensor | None = None
-    timings: Annotated[list[HopTiming], Meta(max_length=256)] = []
+    timings: Timings = []
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True, kw_only=True):
@@ -150,6 +169,19 @@ class Drain(Message, tag="drain", frozen=True, kw_only=True):
     """Server → client: I leave in `deadline_s`; move your sessions."""
 
     deadline_s: Seconds
+
+
+class Replay(Message, tag="replay", frozen=True, kw_only=True):
+    """Client → server: send on to `next` what it lacks, then whatever you held back."""
+
+    session: SessionKey
+    route_version: Count = 0
+    from_position: Tokens | None = None
+    """Replay the history from this position on; None: `next` has all of it."""
+    from_step: Count = 0
+    """Send steps from this number on again, as they were."""
+    live_from: Count = 0
+    """Those before this number are marked `replay`: their answers have come."""
 
 
 class HopLost(Message, tag="hop_lost", frozen=True, kw_only=True):
@@ -177,4 +209,4 @@ class Close(Message, tag="close", frozen=True, kw_only=True):
     text: Text = ""
 
 
-AnyMessage = Open | Opened | Refused | Attach | Step | Output | Heartbeat | Drain | HopLost | LinkDown | Close
+AnyMessage = Open | Opened | Refused | Attach | Step | Output | Heartbeat | Drain | Replay | HopLost | LinkDown | Close

@@ -1,0 +1,122 @@
+"""What to do when a server of the route is lost: pure decisions, which `client/session.py` carries out.
+
+A route is a list of `Place`s: one server each, for consecutive blocks. Places are linked server to server, except
+at the borders where two servers cannot reach each other: there the client passes activations on itself. The parts
+between such borders are the route's *segments*; the client pushes to each one's head and hears from its tail.
+
+    lost places          → `replace_lost`: substitutes for just their blocks; everyone else keeps the cache
+    what all hold        → `must_rebuild`: places that have to begin afresh, since nobody before them can replay
+    what is missing      → `plan_resends`: who sends what again, from where
+
+In every decision a step is either *answered* (its output has come) or *live* (it still must give one).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from corolla.ids import PeerId
+from corolla.swarm.route import Route
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One server's place in the route."""
+
+    peer: PeerId
+    start: int
+    end: int
+    is_fresh: bool = False
+    """It holds nothing of the session and must be rebuilt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a place said it holds when it took the new route."""
+
+    position: int
+    last_step_no: int
+    journal_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Tell the place at `index` to send on what the one after it lacks; -1 is the client itself."""
+
+    index: int
+    from_position: int | None
+    from_step: int
+
+
+def lost_runs(places: Sequence[Place], lost: Collection[int]) -> list[range]:
+    """The blocks of lost places, neighbours joined: each run is replaced as a whole, by one server or several."""
+    runs: list[range] = []
+    for index, place in enumerate(places):
+        if index not in lost:
+            continue
+        if runs and runs[-1].stop == place.start:
+            runs[-1] = range(runs[-1].start, place.end)
+        else:
+            runs.append(range(place.start, place.end))
+    return runs
+
+
+def replace_lost(places: Sequence[Place], lost: Collection[int], substitutes: Mapping[int, Route]) -> list[Place]:
+    """The places after recovery; `substitutes` by the first block of each lost run."""
+    kept: list[Place] = []
+    for index, place in enumerate(places):
+        if index not in lost:
+            kept.append(place)
+        elif place.start in substitutes:
+            hops = substitutes[place.start].hops
+            kept.extend(Place(hop.peer, hop.start, hop.end, is_fresh=True) for hop in hops)
+    return kept
+
+
+def must_rebuild(
+    places: Sequence[Place], held: Sequence[Held], heads: Mapping[int, bool], last_answered: int
+) -> set[int]:
+    """Places that must begin afresh.
+
+    `heads`: first block of each segment → whether the client's journal of what it pushed there is whole. A place
+    that lacks answered steps has lost its state and is rebuilt; so is each place between a rebuilt one and the
+    nearest before it that can replay everything, because only a recomputation can feed what follows.
+    """
+    rebuilt = {
+        index
+        for index, (place, state) in enumerate(zip(places, held, strict=True))
+        if place.is_fresh or state.last_step_no < last_answered
+    }
+    for index in sorted(rebuilt, reverse=True):
+        while index > 0 and not _can_be_fed(index, places, held, heads):
+            index -= 1
+            if index in rebuilt:
+                break
+            rebuilt.add(index)
+    return rebuilt
+
+
+def _can_be_fed(index: int, places: Sequence[Place], held: Sequence[Held], heads: Mapping[int, bool]) -> bool:
+    """Whether the one before this place can replay the whole history to it."""
+    start = places[index].start
+    return heads[start] if start in heads else held[index - 1].journal_from == 0
+
+
+def mark_fresh(places: Sequence[Place], rebuilt: Collection[int]) -> list[Place]:
+    return [replace(place, is_fresh=place.is_fresh or index in rebuilt) for index, place in enumerate(places)]
+
+
+def plan_resends(places: Sequence[Place], held: Sequence[Held], heads: Collection[int]) -> list[Resend]:
+    """What each place that keeps its cache sends on again, so that all have what the first of them has.
+
+    A fresh place needs none: it pushes on what it recomputes.
+    """
+    orders: list[Resend] = []
+    for index, place in enumerate(places[:-1]):
+        following = places[index + 1]
+        if place.is_fresh or following.start in heads:
+            continue
+        if following.is_fresh:
+            orders.append(Resend(index, 0, 0))
+        elif held[index + 1].last_step_no < held[index].last_step_no:
+            orders.append(Resend(index, None, held[index + 1].last_step_no + 1))
+    return orders

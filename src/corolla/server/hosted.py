@@ -1,0 +1,153 @@
+"""One session on this server, with everything it holds: state, cache, links, the way out; and its steps at work.
+
+The event loop owns all of it but the cache and what `Push` marks as the device thread's.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from corolla.errors import Refused, SessionLost
+from corolla.ids import PeerId, short
+from corolla.net.channel import Channel
+from corolla.server.push import Push
+from corolla.server.runner import SessionCache, SpanRunner
+from corolla.server.session import SessionState
+from corolla.wire import messages as wire
+from corolla.wire.tensors import DType
+
+if TYPE_CHECKING:
+    from corolla.server.handler import Control
+
+log = logging.getLogger(__name__)
+
+WINDOW_STEPS = 4
+"""Steps of one session in the device thread's line; more stay unread in the stream, and slow whoever sends them."""
+
+
+@dataclass(slots=True)
+class DataLink:
+    """One incoming data stream, once it has said which session it belongs to."""
+
+    peer: PeerId
+    channel: Channel
+    unread: deque[wire.Step] = field(default_factory=deque[wire.Step])
+    """Steps that came before their turn: of a route whose Open has not come, or beyond the window."""
+
+
+@dataclass(slots=True)
+class HostedSession:
+    """What a session has here. `links` are the streams that its upstream and its client have opened to us."""
+
+    state: SessionState
+    control: "Control"
+    start: int
+    stop: int
+    wire_dtype: DType
+    want: wire.Want
+    next: PeerId | None
+    last_used: float
+    push: Push = field(default_factory=Push)
+    links: dict[PeerId, DataLink] = field(default_factory=dict[PeerId, DataLink])
+    onward: Channel | None = None
+    """The stream that we opened to `next`."""
+    cache: SessionCache | None = None
+    accepted: int = 0
+    finished: int = 0
+    """Jobs taken and done; each has one writer, the loop and the device thread."""
+    awaits_replay: bool = False
+    reached_next: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    end_reason: str = ""
+
+    @property
+    def is_full(self) -> bool:
+        return self.accepted - self.finished >= WINDOW_STEPS
+
+    @property
+    def upstream_link(self) -> DataLink | None:
+        return self.links.get(self.state.upstream)
+
+    def end(self, reason: str) -> None:
+        if not self.ended.is_set():
+            self.end_reason = reason
+            self.ended.set()
+
+    def take_route(self, ask: wire.Open, runner: SpanRunner) -> int:
+        """On the device thread, after the steps of the old route: the way out follows the new one.
+
+        The position from which the journal can replay.
+        """
+        push = self.push
+        push.is_tail, push.route_version, push.replay_on = ask.next is None, ask.route_version, ask.replay_on
+        if ask.is_fresh:
+            push.reset()
+            self.cache = runner.new_cache(self.start, self.stop, self.state.max_tokens)
+        if ask.hold:
+            push.hold()
+        return push.journal_from
+
+    def close_links(self) -> None:
+        for link in self.links.values():
+            link.channel.close()
+        if self.onward is not None:
+            self.onward.close()
+
+
+@dataclass(slots=True)
+class StepJob:
+    """One step on its way through the device thread; sends on what it gives."""
+
+    session: HostedSession
+    runner: SpanRunner
+    step: wire.Step
+    new_tokens: int
+    on_done: Callable[["StepJob"], None]
+    """Called on the device thread when the step is over, however it went."""
+    on_failed: Callable[["StepJob", Refused], None]
+    arrived: float = field(default_factory=time.perf_counter)
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.new_tokens > 1
+
+    def run(self) -> None:
+        try:
+            if self.session.cache is not None:  # else the session ended while the step waited in line
+                self._compute(self.session.cache)
+        except Refused as refused:  # the family's state cannot be brought back, say
+            self.on_failed(self, refused)
+        except Exception as failure:
+            log.exception("a step failed", extra={"peer": short(self.session.state.owner)})
+            kind = type(failure).__name__
+            self.on_failed(self, SessionLost(f"the step failed on the server ({kind}); the session is lost"))
+        finally:
+            self.session.finished += 1
+            self.on_done(self)
+
+    def _compute(self, cache: SessionCache) -> None:
+        session, step, push = self.session, self.step, self.session.push
+        want = self._want()
+        started = time.perf_counter()
+        hidden = self.runner.run(cache, step, want, session.wire_dtype)
+        done = time.perf_counter()
+        timings = [*step.timings, wire.HopTiming(started - self.arrived, done - started, 0.0)]
+        position = step.position + self.new_tokens
+        if push.is_tail:
+            push.skip(position)
+            if not step.replay:
+                push.answer(wire.Output(step_no=step.step_no, position=position, hidden=hidden, timings=timings))
+        else:
+            assert hidden is not None
+            push.onward(replace(step, hidden=hidden, timings=timings))
+
+    def _want(self) -> wire.Want:
+        if not self.session.push.is_tail:
+            return "all"  # the next hop needs every position
+        return "none" if self.step.replay else self.step.want or self.session.want

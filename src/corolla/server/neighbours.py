@@ -1,0 +1,34 @@
+"""Whom a session may send us to: only peers announced for this model, with a span that goes on where ours is left.
+
+Without this, any client could have servers dial whomever it names.
+"""
+
+from corolla.clock import loop_time
+from corolla.ids import Fingerprint, PeerId
+from corolla.net.streams import Transport
+from corolla.swarm.watch import Watcher
+
+MIN_REFRESH_S = 1.0
+"""A client that names strangers makes us read the announcements once in this time, not once a stranger."""
+
+
+class Neighbours:
+    """The servers of our own model, as their announcements say; read when somebody unknown is named."""
+
+    def __init__(self, transport: Transport, fingerprint: Fingerprint) -> None:
+        self._watcher = Watcher(transport, fingerprint)
+        self._read_at = float("-inf")
+
+    async def may_dial(self, peer: PeerId, block: int) -> bool:
+        """Whether `peer` is announced to host `block` of this model."""
+        if self._is_announced(peer, block):
+            return True
+        if loop_time() - self._read_at < MIN_REFRESH_S:
+            return False
+        self._read_at = loop_time()
+        await self._watcher.refresh()
+        return self._is_announced(peer, block)
+
+    def _is_announced(self, peer: PeerId, block: int) -> bool:
+        server = self._watcher.view.servers.get(peer)
+        return server is not None and server.start <= block < server.end

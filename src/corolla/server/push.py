@@ -1,0 +1,143 @@
+"""Where a session's outputs go: on to the next hop as steps, or back to the client as outputs.
+
+The device thread pushes, keeps the journal and the last replies; the event loop only changes where they go. Holding
+back keeps the order: while the way is not there, or a replay is being sent, new outputs stay in the journal, and
+`release` sends them in turn.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from corolla.net.channel import Channel
+from corolla.wire.journal import MAX_RECENT, Journal
+from corolla.wire.messages import Output, Step
+
+MAX_JOURNAL_BYTES = 256 << 20
+PACED_BYTES = 4 << 20
+"""A replay waits while more than this is unsent: the stream's own bound is for what nobody paces."""
+PACE_S = 0.002
+
+
+class Push:
+    """The way out of one session on one server."""
+
+    def __init__(self, max_journal_bytes: int = MAX_JOURNAL_BYTES) -> None:
+        self.channel: Channel | None = None
+        """Set by the loop. None: there is no way yet."""
+        self.is_tail = True
+        self.route_version = 0
+        self.replay_on = False
+        self._journal = Journal(max_journal_bytes)
+        self._replies: deque[Output] = deque(maxlen=MAX_RECENT)
+        self._held_from: int | None = None
+
+    # --- on the device thread
+
+    @property
+    def journal_from(self) -> int:
+        return self._journal.first_position
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory that the journal holds."""
+        return self._journal.nbytes
+
+    def reset(self) -> None:
+        """Forget everything: the session begins anew."""
+        self._journal = Journal(self._journal.max_bytes)
+        self._replies.clear()
+        self._held_from = None
+
+    def hold(self) -> None:
+        """Keep what comes from now on, until `release`."""
+        if self._held_from is None:
+            self._held_from = self._last_step_no + 1
+
+    def onward(self, step: Step) -> None:
+        """Push a step on to the next hop. Replayed ones only when that is rebuilt too."""
+        if step.replay:
+            self._journal.add_history(step)
+            if self.replay_on:
+                self._send(step)
+        else:
+            self._journal.add(replace(step, timings=[]))
+            self._send(step)
+
+    def answer(self, output: Output) -> None:
+        """Give the client its output."""
+        self._replies.append(output)
+        self._send(output)
+
+    def skip(self, num_tokens: int) -> None:
+        """These positions were not pushed on: the journal has a gap up to here."""
+        self._journal.skip(num_tokens)
+
+    def again(self, step_no: int) -> bool:
+        """Send what this step gave once more. False: it is no longer kept."""
+        if self._held_from is not None and step_no >= self._held_from:
+            return True  # it goes out with the rest
+        kept = [message for message in self._kept(step_no) if message.step_no == step_no]
+        for message in kept[:1]:
+            self._send(message)
+        return bool(kept)
+
+    def resend(self, from_step: int, live_from: int) -> None:
+        """Send everything kept from this step on again, those before `live_from` as replays."""
+        for message in self._kept(from_step):
+            if isinstance(message, Step):
+                message = replace(message, replay=message.step_no < live_from)
+            self._transmit(message)
+
+    def snapshot(self, from_position: int, max_tokens: int, max_bytes: int, live_from: int) -> list[Step]:
+        """All that is kept, as steps for `send_paced`: the history, then the newest, live from `live_from` on.
+
+        What comes meanwhile is held back until `release`.
+        """
+        self._held_from = self._last_step_no + 1
+        self._journal.compact()
+        newest = [replace(step, replay=step.step_no < live_from) for step in self._journal.recent(0)]
+        return [*self._journal.replay(from_position, max_tokens, max_bytes), *newest]
+
+    def release(self, from_step: int | None = None, live_from: int = 0) -> None:
+        """Send what was held back (or all from `from_step` on, sent or not), and hold no longer."""
+        held_from, self._held_from = self._held_from, None
+        first = held_from if from_step is None else from_step
+        if first is not None:
+            self.resend(first, live_from)
+
+    def _send(self, message: Step | Output) -> None:
+        if self.channel is None and self._held_from is None:
+            self._held_from = message.step_no
+        if self._held_from is None:
+            self._transmit(message)
+
+    def _transmit(self, message: Step | Output) -> None:
+        channel = self.channel
+        if channel is None:
+            self._held_from = message.step_no if self._held_from is None else min(self._held_from, message.step_no)
+        else:
+            channel.send(replace(message, route_version=self.route_version))
+
+    def _kept(self, from_step: int) -> Sequence[Step | Output]:
+        if self.is_tail:
+            return [output for output in self._replies if output.step_no >= from_step]
+        return self._journal.recent(from_step)
+
+    @property
+    def _last_step_no(self) -> int:
+        if self.is_tail:
+            return self._replies[-1].step_no if self._replies else self._journal.last_step_no
+        return self._journal.last_step_no
+
+
+async def send_paced(channel: Channel, steps: Sequence[Step], route_version: int) -> None:
+    """Send a replay without piling it up in the stream's buffer. Ends early when the channel does."""
+    for step in steps:
+        while channel.is_open and channel.pending_bytes > PACED_BYTES:  # noqa: ASYNC110 - nobody tells us of room
+            await asyncio.sleep(PACE_S)
+        if not channel.is_open:
+            return
+        channel.send(replace(step, route_version=route_version))
