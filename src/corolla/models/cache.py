@@ -158,6 +158,8 @@ class SpanCache(GhostedCache):
 
     def __init__(self, config: PreTrainedConfig, start: int, end: int, rows: int) -> None:
         super().__init__(config, range(start, end))
+        self.start = start
+        self.end = end
         self.rows = rows
         self._hosted_layers = cast("list[CacheLayerMixin]", self.layers[start:end])
         self._sliding_layers = [layer for layer in self._hosted_layers if isinstance(layer, DynamicSlidingWindowLayer)]

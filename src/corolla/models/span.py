@@ -1,10 +1,14 @@
 """The server's half of a model: consecutive blocks, run as the family runs them.
 
-`Span.forward` is one step of one session: hidden states in, hidden states after the last hosted block out, the cache
-advanced. It runs on one device thread; two forwards of one span at once are not allowed.
+`Span.forward` is one step of one session: hidden states in, hidden states after the session's last block out, the cache
+advanced. A session may use fewer blocks than are hosted (a route that enters in the middle, a server that stands in for
+a smaller one): its cache says which. One device thread; two forwards of one span at once are not allowed.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,7 +17,27 @@ from transformers import PreTrainedModel
 from corolla.models.cache import SpanCache
 from corolla.models.capabilities import Capabilities, find_capabilities
 from corolla.models.family import Structure
-from corolla.models.skeleton import Entry, Exit, SkeletonBlocks, SpanDone, find_blocks, text_config
+from corolla.models.skeleton import (
+    Entry,
+    Exit,
+    PassThrough,
+    SkeletonBlocks,
+    SpanDone,
+    count_outputs,
+    find_blocks,
+    text_config,
+)
+
+_MAX_SECTIONS: Final = 32
+"""Block lists kept ready; building one again costs less than a step, and clients choose which there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """The model's block list as sessions over one part of the span run it."""
+
+    blocks: SkeletonBlocks
+    entry: Entry
 
 
 class Span:
@@ -26,17 +50,15 @@ class Span:
         self.start = start
         self.end = end
         self.structure = structure
-        place = find_blocks(model)
-        blocks = list(place.blocks)
-        self.blocks = blocks[start:end]
+        self._place = find_blocks(model)
+        self._whole_list = list(self._place.blocks)
+        self.blocks = self._whole_list[start:end]
         parameter = next(self.blocks[0].parameters())
         self.device = parameter.device
         self.dtype: torch.dtype = model.dtype
         self._config = text_config(model.config)
-        self._owner = place.owner
-        blocks[end - 1] = Exit(blocks[end - 1])
-        self._entry = blocks[start] = Entry(blocks[start])
-        place.replace(SkeletonBlocks(blocks))
+        self._section = lru_cache(_MAX_SECTIONS)(self._build_section)
+        self._installed: _Section | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -52,9 +74,11 @@ class Span:
         """Memory that the hosted blocks' weights take."""
         return sum(parameter.nbytes for block in self.blocks for parameter in block.parameters())
 
-    def new_cache(self, rows: int) -> SpanCache:
-        """An empty cache for `rows` sequences."""
-        return SpanCache(self._config, self.start, self.end, rows)
+    def new_cache(self, rows: int, start: int | None = None, end: int | None = None) -> SpanCache:
+        """An empty cache for `rows` sequences, over the blocks `[start, end)` of the span; None: to its own ends."""
+        start, end = self.start if start is None else start, self.end if end is None else end
+        assert self.start <= start < end <= self.end, "the session checks blocks before"
+        return SpanCache(self._config, start, end, rows)
 
     def self_test(self) -> Capabilities:
         """What this span can do, found by a short run. Raises BadInput when it cannot serve."""
@@ -70,7 +94,7 @@ class Span:
         left_padding: Sequence[int] | None = None,
         token_ids: Tensor | None = None,
     ) -> Tensor:
-        """The hidden state after the last block, shaped as `hidden` (`structure.stream_shape`), one step further.
+        """The hidden state after the cache's last block, shaped as `hidden` (`structure.stream_shape`).
 
         `position_ids` int64 [rows, new_tokens], None: counted on from the cache. `left_padding`: positions at the left
         of each row that nobody may attend to. The cache is unusable after an exception.
@@ -88,18 +112,33 @@ class Span:
             arguments["position_ids"] = positions
         if left_padding is not None and any(left_padding):
             arguments["attention_mask"] = self._attention_mask(left_padding, cache.num_tokens + num_new)
-        output = self._run(hidden.to(device=self.device, dtype=self.dtype), arguments)
+        section = self._section(cache.start, cache.end)
+        self._install(section)
+        output = self._run(section.entry, hidden.to(device=self.device, dtype=self.dtype), arguments)
         cache.advance(num_new)
         return output
 
-    def _run(self, hidden: Tensor, arguments: dict[str, object]) -> Tensor:
-        self._entry.incoming = hidden
+    def _build_section(self, start: int, end: int) -> _Section:
+        blocks = list(self._whole_list)
+        for index in range(self.start, start):
+            blocks[index] = PassThrough(blocks[index], count_outputs(blocks[index]))
+        blocks[end - 1] = Exit(blocks[end - 1])
+        blocks[start] = entry = Entry(blocks[start])
+        return _Section(SkeletonBlocks(blocks), entry)
+
+    def _install(self, section: _Section) -> None:
+        if section is not self._installed:
+            self._place.replace(section.blocks)
+            self._installed = section
+
+    def _run(self, entry: Entry, hidden: Tensor, arguments: dict[str, object]) -> Tensor:
+        entry.incoming = hidden
         try:
-            self._owner(**arguments)
+            self._place.owner(**arguments)
         except SpanDone as done:
             return done.hidden
         finally:
-            self._entry.incoming = None
+            entry.incoming = None
         raise AssertionError("the family's forward did not reach the span's last block")
 
     def _count_on(self, cache: SpanCache, num_new: int) -> Tensor:
