@@ -1,6 +1,5 @@
 """Real processes over libp2p on loopback; whatever a test starts ends with it."""
 
-import json
 import os
 import subprocess
 import sys
@@ -55,17 +54,6 @@ def running() -> Callable[..., AbstractContextManager[subprocess.Popen[str]]]:
                     process.kill()
 
     return start
-
-
-@pytest.fixture(scope="session")
-def free_cache(corolla: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[[str], dict[str, int]]:
-    """What `corolla status` at an address says is free, by the servers' blocks."""
-
-    def ask(address: str) -> dict[str, int]:
-        models = json.loads(corolla("status", "--json", "--join", address).stdout)["models"]
-        return {server["blocks"]: server["free_cache_tokens"] for model in models for server in model["servers"]}
-
-    return ask
 
 
 @pytest.fixture(scope="session")
