@@ -2,6 +2,8 @@
 
 import statistics
 import time
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -33,7 +35,7 @@ class _Clock(BaseStreamer):
     def step_s(self) -> float:
         """Median seconds between tokens; the prompt and the first token are not counted."""
         tokens = self.times[1:]
-        return statistics.median(after - before for before, after in zip(tokens, tokens[1:], strict=False))
+        return statistics.median(after - before for before, after in pairwise(tokens))
 
 
 def run(rounds: int, num_servers: int = 2) -> None:
@@ -68,5 +70,5 @@ def _generate(model: torch.nn.Module) -> tuple[float, torch.Tensor]:
     clock = _Clock()
     prompt = torch.arange(3, 3 + PROMPT_TOKENS)[None]
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    tokens: torch.Tensor = model.generate(prompt, streamer=clock, **options)
+    tokens = cast("Any", model).generate(prompt, streamer=clock, **options)
     return clock.step_s, tokens

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 from corolla.apps.cli.progress import progress
@@ -45,7 +46,7 @@ def start_chains(processes: Processes, model: Path, counts: Sequence[int], num_b
     chains: list[Chain] = []
     for count in counts:
         cuts = [num_blocks * edge // count for edge in range(count + 1)]
-        spans = [f"{start}:{end}" for start, end in zip(cuts, cuts[1:], strict=False)]
+        spans = [f"{start}:{end}" for start, end in pairwise(cuts)]
         first = processes.start(f"server {spans[0]}", "serve", str(model), "--blocks", spans[0])
         address = first.wait_ready(deadline).addr
         others = [

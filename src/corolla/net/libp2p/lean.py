@@ -122,7 +122,7 @@ def _bare_packages(base: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in [name for name in sys.modules if name == "hivemind" or name.startswith("hivemind.")]:
+        for name in [name for name in list(sys.modules) if name == "hivemind" or name.startswith("hivemind.")]:
             del sys.modules[name]
 
 

@@ -1,0 +1,154 @@
+"""The journal: replaying it gives exactly the history that the steps amounted to."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corolla.wire.journal import MAX_RECENT, Journal
+from corolla.wire.messages import Step
+from corolla.wire.tensors import WireTensor
+
+HUGE = 1 << 40
+
+
+def hidden(rows: list[list[int]]) -> WireTensor:
+    """Each number is one position: two float32, never read as floats."""
+    flat = [number for row in rows for number in row]
+    return WireTensor("float32", (len(rows), len(rows[0]), 2), struct.pack(f"<{len(flat)}Q", *flat))
+
+
+def numbers(tensor: WireTensor) -> list[list[int]]:
+    batch, tokens = tensor.shape[:2]
+    flat = struct.unpack(f"<{batch * tokens}Q", tensor.data)
+    return [list(flat[row * tokens : (row + 1) * tokens]) for row in range(batch)]
+
+
+def add(journal: Journal, step_no: int, position: int, positions: list[list[int]], **fields: object) -> None:
+    journal.add(Step(step_no=step_no, position=position, hidden=hidden(positions), **fields))
+
+
+def replayed(steps: list[Step]) -> list[list[int]]:
+    """What a cache would hold after these steps, and that they are in order."""
+    held: list[list[int]] = []
+    for step in steps:
+        if step.trim_to is not None:
+            held = [row[: step.trim_to] for row in held]
+        if step.rows is not None:
+            held = [list(held[row]) for row in step.rows]
+        new = numbers(step.hidden)
+        held = held or [[] for _ in new]
+        assert step.position == len(held[0])
+        held = [row + more for row, more in zip(held, new, strict=True)]
+    return held
+
+
+def everything(journal: Journal, max_tokens: int = 7, max_bytes: int = HUGE) -> list[Step]:
+    journal.compact()
+    return [*journal.replay(0, max_tokens, max_bytes), *journal.recent(0)]
+
+
+@given(st.data())
+def test_a_replay_is_the_history_whatever_was_trimmed_gathered_and_merged(data: st.DataObject) -> None:
+    journal, held = Journal(HUGE), [[data.draw(st.integers(0, 99))] for _ in range(data.draw(st.integers(1, 3)))]
+    add(journal, 0, 0, held)
+    for step_no in range(1, data.draw(st.integers(1, 40))):
+        fields: dict[str, object] = {}
+        if data.draw(st.integers(0, 5)) == 0:
+            fields["trim_to"] = data.draw(st.integers(1, len(held[0])))
+            held = [row[: fields["trim_to"]] for row in held]
+        if data.draw(st.integers(0, 5)) == 0:
+            fields["rows"] = data.draw(st.lists(st.integers(0, len(held) - 1), min_size=1, max_size=3))
+            held = [list(held[row]) for row in fields["rows"]]
+        new = [data.draw(st.lists(st.integers(0, 99), min_size=2, max_size=2)) for _ in held]
+        add(journal, step_no, len(held[0]), new, **fields)
+        held = [row + more for row, more in zip(held, new, strict=True)]
+    steps = everything(journal, max_tokens=data.draw(st.integers(3, 50)))
+    assert replayed(steps) == held
+    assert all(step.replay and step.want == "none" for step in steps[: -len(journal.recent(0))])
+
+
+@given(st.integers(1, 200), st.integers(1, 40), st.integers(16, 400))
+def test_replay_chunks_keep_their_bounds(num_steps: int, max_tokens: int, max_bytes: int) -> None:
+    journal = Journal(HUGE)
+    for step_no in range(num_steps):
+        add(journal, step_no, step_no, [[step_no]])
+    history = list(journal.replay(0, max_tokens, max_bytes))
+    assert all(step.hidden.shape[1] <= max_tokens and step.hidden.nbytes <= max_bytes for step in history)
+    assert replayed([*history, *journal.recent(0)]) == [list(range(num_steps))]
+
+
+def test_a_long_decode_becomes_few_replay_steps() -> None:
+    journal = Journal(HUGE)
+    for step_no in range(2000):
+        add(journal, step_no, step_no, [[step_no]])
+    journal.compact()
+    assert len(list(journal.replay(0, 4096, HUGE))) == 1
+
+
+def test_the_newest_steps_are_kept_as_they_were() -> None:
+    journal = Journal(HUGE)
+    for step_no in range(MAX_RECENT + 5):
+        add(journal, step_no, step_no, [[step_no]])
+    kept = journal.recent(0)
+    assert [step.step_no for step in kept] == list(range(5, MAX_RECENT + 5))
+    assert [step.step_no for step in journal.recent(9)] == list(range(9, MAX_RECENT + 5))
+    journal.forget(10)
+    assert journal.last_step_no == 9
+    assert replayed(everything(journal)) == [list(range(10))]
+
+
+def test_beyond_its_cap_the_oldest_go_first_and_the_gap_is_told() -> None:
+    journal = Journal(max_bytes=20 * 8)
+    for step_no in range(50):
+        add(journal, step_no, step_no, [[step_no]])
+        assert journal.nbytes <= 20 * 8
+    assert journal.first_position > 0
+    steps = [*journal.replay(journal.first_position, 100, HUGE), *journal.recent(0)]
+    assert [number for step in steps for number in numbers(step.hidden)[0]] == list(range(journal.first_position, 50))
+
+
+def test_a_part_of_the_history_can_be_replayed() -> None:
+    journal = Journal(HUGE)
+    for step_no in range(30):
+        add(journal, step_no, step_no, [[step_no]])
+    steps = [*journal.replay(17, 4, HUGE), *journal.recent(0)]
+    assert [number for step in steps for number in numbers(step.hidden)[0]] == list(range(17, 30))
+    assert steps[0].position == 17
+
+
+def test_what_was_replayed_to_us_can_be_replayed_by_us() -> None:
+    first, second = Journal(HUGE), Journal(HUGE)
+    for step_no in range(30):
+        add(first, step_no, step_no, [[step_no], [100 + step_no]])
+    for step in everything(first):
+        if step.replay:
+            second.add_history(step)
+        else:
+            second.add(step)
+    assert second.first_position == 0
+    assert replayed(everything(second)) == [list(range(30)), list(range(100, 130))]
+
+
+def test_side_inputs_travel_with_their_positions() -> None:
+    journal = Journal(HUGE)
+    for step_no in range(20):
+        ids = WireTensor("int64", (2, 1), struct.pack("<2q", step_no, -step_no))
+        add(journal, step_no, step_no, [[step_no], [step_no]], position_ids=ids, token_ids=ids, left_padding=[0, 3])
+    journal.compact()
+    (step,) = journal.replay(0, 1000, HUGE)
+    assert step.left_padding == [0, 3]
+    for ids in (step.position_ids, step.token_ids):
+        assert ids is not None
+        count = ids.shape[1]
+        assert struct.unpack(f"<{2 * count}q", ids.data) == (*range(count), *(-n for n in range(count)))
+
+
+def test_positions_that_went_another_way_leave_a_gap() -> None:
+    journal = Journal(HUGE)
+    add(journal, 0, 0, [[1, 2, 3]])
+    journal.skip(5)
+    assert (journal.first_position, journal.history_end, journal.nbytes) == (5, 5, 0)
+    with pytest.raises(AssertionError):
+        add(journal, 0, 5, [[1]])
