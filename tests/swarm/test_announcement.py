@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corolla.errors import BadInput, LocalProtocolError
-from corolla.ids import Fingerprint, PeerId
+from corolla.ids import Fingerprint
 from corolla.net.identity import ephemeral
 from corolla.net.records import sign_record
 from corolla.swarm.announcement import (
@@ -19,9 +20,11 @@ from corolla.swarm.announcement import (
     AnnouncementRejected,
     ModelEntry,
     announcement_key,
+    announcement_keys,
     clean_name,
     decode_announcement,
     decode_model_entry,
+    short_peer,
 )
 
 FINGERPRINT = Fingerprint("0123456789abcdef" * 2)
@@ -41,7 +44,7 @@ HONEST = Announcement(
     queue_s=0.01,
     max_session_tokens=2048,
     adapters=["poet"],
-    next_rtts={PeerId("12D3KooWnext"): 0.012},
+    next_rtts={"KooWnext10": 0.012},
     version="0.1.0",
     name="café 日本 box",
     addresses=["/ip4/127.0.0.1/tcp/1234/p2p/12D3KooWme"],
@@ -165,17 +168,25 @@ def test_the_fullest_announcement_fits_into_a_record() -> None:
     full = msgspec.structs.replace(
         HONEST,
         model_name="m" * 64,
-        name="n" * 64,
-        next_rtts={peer: 0.010 + number / 1000 for number, peer in enumerate(peers)},
+        name="ñ" * 64,
+        adapters=["a" * 30] * 6,
+        next_rtts={short_peer(peer): 0.010 + number / 1000 for number, peer in enumerate(peers)},
         addresses=[f"/ip6/2001:db8::{number}/tcp/12345/p2p/{peers[0]}" for number in range(4)],
     )
     value = full.encode()
     assert len(value) <= MAX_VALUE_BYTES
     said = decode_announcement(value)
     assert said.addresses == full.addresses
-    assert list(said.next_rtts) == peers[: len(said.next_rtts)]
+    assert list(said.next_rtts) == [short_peer(peer) for peer in peers[: len(said.next_rtts)]]
     assert 1 <= len(said.next_rtts) < 8
-    assert len(sign_record(ephemeral(), announcement_key(FINGERPRINT), value, 1_800_000_600.0)) <= 1024
+    assert len(sign_record(ephemeral(), announcement_key(FINGERPRINT, peers[0]), value, 1_800_000_600.0)) <= 1024
+
+
+def test_a_models_servers_spread_over_all_of_its_keys() -> None:
+    peers = [ephemeral().peer for _ in range(200)]
+    taken = Counter(announcement_key(FINGERPRINT, peer) for peer in peers)
+    assert set(taken) == set(announcement_keys(FINGERPRINT))
+    assert max(taken.values()) < 100
 
 
 def test_what_cannot_fit_is_said_before_it_is_published() -> None:

@@ -34,7 +34,7 @@ def server(
     decode_tokens_per_s: float = NO_COMPUTE,
     queue_s: float = 0.0,
     state: Literal["joining", "online", "draining"] = "online",
-    next_rtts: dict[PeerId, float] | None = None,
+    next_rtts: dict[str, float] | None = None,
     num_blocks: int = 4,
 ) -> ServerView:
     said = Announcement(
@@ -116,7 +116,7 @@ def test_one_far_server_can_cost_more_than_two_near_ones() -> None:
 
 
 def test_the_announced_delay_between_servers_counts() -> None:
-    a = server("A", 0, 2, 0.2, next_rtts={PeerId("B"): 0.5, PeerId("C"): 0.001})
+    a = server("A", 0, 2, 0.2, next_rtts={"B": 0.5, "C": 0.001})
     found = route([a, server("B", 2, 4, 0.2), server("C", 2, 4, 0.2)], 4)
     assert hops(found) == [("A", 0, 2), ("C", 2, 4)]
     assert found.cost_s == pytest.approx(0.1 + 0.018 + 0.0005 + 0.018 + 0.1)
@@ -200,7 +200,7 @@ def random_swarm(rng: random.Random) -> tuple[View, int]:
             decode_tokens_per_s=rng.choice([0.0, 5.0, 200.0 * rng.random() + 1]),
             queue_s=rng.choice([0.0, rng.random() / 10]),
             state=rng.choice(["online", "online", "online", "draining", "joining"]),
-            next_rtts={other: rng.random() / 5 for other in names if rng.random() < 0.3},
+            next_rtts={str(other): rng.random() / 5 for other in names if rng.random() < 0.3},
             num_blocks=num_blocks,
         )
         servers.append(replace(announced, queue_s=rng.choice([None, 0.05]), block_s=rng.choice([None, 0.001, 0.1])))
@@ -413,7 +413,7 @@ def chained_view(num_servers: int, num_blocks: int, rng: random.Random) -> View:
     servers: list[ServerView] = []
     for peer, (start, end) in spans.items():
         following = [other for other, (first, last) in spans.items() if first <= end < last]
-        near = {other: rng.random() / 5 for other in rng.sample(following, min(8, len(following)))}
+        near = {str(other): rng.random() / 5 for other in rng.sample(following, min(8, len(following)))}
         servers.append(server(peer, start, end, rng.random() / 10, next_rtts=near, num_blocks=num_blocks))
     return View.of(servers)
 

@@ -11,11 +11,11 @@ from corolla.ids import Fingerprint, PeerId
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport
 from corolla.net.records import Record
-from corolla.swarm.announcement import Announcement, ModelEntry, announcement_key
+from corolla.swarm.announcement import Announcement, ModelEntry, announcement_keys
 from corolla.swarm.watch import Watcher, clock_ahead_s, list_models
 
 FINGERPRINT = Fingerprint("0123456789abcdef" * 2)
-KEY = announcement_key(FINGERPRINT)
+KEY = announcement_keys(FINGERPRINT)[0]  # readers look under every key for every peer
 
 
 def announcement(start: int, end: int, *, num_blocks: int = 4, announced_at: float = 0.0) -> Announcement:

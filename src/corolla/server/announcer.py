@@ -1,19 +1,42 @@
-"""Keeps a server announced: a signed record of what it serves, renewed while it lives, taken back when it leaves."""
+"""Keeps a server announced: a signed record of what it serves, renewed while it lives, taken back when it leaves.
+
+It is renewed periodically, and soon after what it says has become wrong (`is_news`): a full cache that still is
+announced as empty draws sessions that must be refused. How often at most is bounded, so that a busy server does not
+flood those who keep its record. `benchmarks/announcing.py` measures what all this costs.
+"""
 
 import asyncio
+import hashlib
 import logging
+import random
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
+from corolla.clock import loop_time
+from corolla.ids import PeerId
 from corolla.net.streams import Transport
 from corolla.swarm.announcement import MODELS_KEY, Announcement, ModelEntry, announcement_key
+from corolla.swarm.view import View
 
 log = logging.getLogger(__name__)
 
+LOOK_S: Final = 1.0
+"""How often a server looks whether what it announced still is true."""
+LEAST_GAP_S: Final = 10.0
+"""Between two announcements, whatever happens, but the state: at most six a minute."""
+PERIOD_JITTER: Final = 0.1
+"""Of the period, so that servers that were started together do not all announce at the same moment."""
+NEWS_SHARE: Final = 0.25
+"""Free cache, speed or a queue that moved by this much of the larger value is news."""
+NEWS_QUEUE_S: Final = 0.05
+MAX_INDEXERS: Final = 16
+"""Servers of one model that list it among all models; more would crowd others out of that one key."""
+
 
 class Announcer:
-    """Publishes what `describe` says, now, periodically and when told that it changed."""
+    """Publishes what `describe` says: now, periodically, when it changed, and when told so."""
 
     def __init__(
         self,
@@ -22,41 +45,99 @@ class Announcer:
         *,
         period_s: float,
         lifetime_s: float,
+        view: Callable[[], View] = lambda: View(0),
+        rng: random.Random | None = None,
     ) -> None:
+        """`view`: the model's servers as far as this one has read them."""
         self._transport = transport
         self._describe = describe
         self._period_s = period_s
         self._lifetime_s = lifetime_s
+        self._view = view
+        self._rng = rng or random.Random()  # noqa: S311 - spreads load, keeps no secret
         self._changed = asyncio.Event()
+        self._said: Announcement | None = None
+        self._said_at = float("-inf")
 
     def changed(self) -> None:
         """What `describe` says is new: do not wait for the period."""
         self._changed.set()
 
     async def announce(self) -> bool:
-        """Publish once. False: no other peer keeps the record."""
+        """Publish once, in the index of models too. False: no other peer keeps the record.
+
+        Whether one does is read back from it (`Records.put`): a server that only believes to be announced says so.
+        """
         said = self._describe()
+        kept = await self._publish(said)
+        if not is_indexer(self._view(), self._transport.peer):
+            return kept
         entry = ModelEntry(name=said.model_name, fingerprint=said.fingerprint, num_blocks=said.num_blocks)
-        records = self._transport.records
-        kept = await records.put(announcement_key(said.fingerprint), said.encode(), self._lifetime_s)
-        return await records.put(MODELS_KEY, entry.encode(), self._lifetime_s) and kept
+        return await self._transport.records.put(MODELS_KEY, entry.encode(), self._lifetime_s) and kept
 
     async def keep_announced(self) -> None:
         """Renew the record until cancelled."""
         while True:
             self._changed.clear()
             if not await self.announce():
-                log.warning("no other peer keeps this server's announcement; it is repeated", extra={})
-            try:
-                async with asyncio.timeout(self._period_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+                log.warning("no other peer keeps this server's announcement; it is repeated")
+            renew_at = loop_time() + self._period_s * (1 - PERIOD_JITTER * self._rng.random())
+            while await self._wait_for_news(renew_at):
+                await self._publish(self._describe())
 
     async def withdraw(self) -> None:
         """Take the announcement back: clients stop choosing this server, and nobody lists it any more.
 
         The last record outlives the one before it: peers keep whichever expires later.
         """
-        said = msgspec.structs.replace(self._describe(), state="left")
-        await self._transport.records.put(announcement_key(said.fingerprint), said.encode(), self._lifetime_s)
+        await self._publish(msgspec.structs.replace(self._describe(), state="left"))
+
+    async def _publish(self, said: Announcement) -> bool:
+        self._said, self._said_at = said, loop_time()
+        key = announcement_key(said.fingerprint, self._transport.peer)
+        return await self._transport.records.put(key, said.encode(), self._lifetime_s)
+
+    async def _wait_for_news(self, until: float) -> bool:
+        """True when there is something to say before `until`, False when that time has come."""
+        while (left_s := until - loop_time()) > 0:
+            try:
+                async with asyncio.timeout(min(left_s, LOOK_S)):
+                    await self._changed.wait()
+            except TimeoutError:
+                if self._has_news():
+                    return True
+            else:
+                return False  # told: announce in full
+        return False
+
+    def _has_news(self) -> bool:
+        said, now = self._said, self._describe()
+        if said is None or said.state != now.state:
+            return True
+        return loop_time() - self._said_at >= LEAST_GAP_S and is_news(said, now)
+
+
+def is_news(said: Announcement, now: Announcement) -> bool:
+    """Whether what was announced has become so wrong that others would choose badly by it."""
+    if (said.state, said.start, said.end, said.adapters) != (now.state, now.start, now.end, now.adapters):
+        return True
+    if said.next_rtts.keys() != now.next_rtts.keys():
+        return True
+    if abs(said.queue_s - now.queue_s) > max(NEWS_QUEUE_S, NEWS_SHARE * max(said.queue_s, now.queue_s)):
+        return True
+    pairs = (
+        (said.free_cache_tokens, now.free_cache_tokens),
+        (said.decode_tokens_per_s, now.decode_tokens_per_s),
+        (said.prefill_tokens_per_s, now.prefill_tokens_per_s),
+    )
+    return any(abs(before - after) > NEWS_SHARE * max(before, after) for before, after in pairs)
+
+
+def is_indexer(view: View, peer: PeerId) -> bool:
+    """Whether this server is among the few that list the model: the first by hash of those that are known."""
+
+    def rank(other: PeerId) -> bytes:
+        return hashlib.sha256(other.encode()).digest()
+
+    before = sum(1 for other in view.servers if other != peer and rank(other) < rank(peer))
+    return before < MAX_INDEXERS

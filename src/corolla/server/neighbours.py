@@ -4,8 +4,7 @@ Without this, any client could have servers dial whomever it names.
 """
 
 from corolla.clock import loop_time
-from corolla.ids import Fingerprint, PeerId
-from corolla.net.streams import Transport
+from corolla.ids import PeerId
 from corolla.swarm.watch import Watcher
 
 MIN_REFRESH_S = 1.0
@@ -15,8 +14,8 @@ MIN_REFRESH_S = 1.0
 class Neighbours:
     """The servers of our own model, as their announcements say; read when somebody unknown is named."""
 
-    def __init__(self, transport: Transport, fingerprint: Fingerprint) -> None:
-        self._watcher = Watcher(transport, fingerprint)
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
         self._read_at = float("-inf")
 
     async def may_dial(self, peer: PeerId, block: int) -> bool:

@@ -12,11 +12,13 @@ from corolla.net.streams import Transport
 from corolla.server.announcer import Announcer
 from corolla.server.config import ServerConfig
 from corolla.server.executor import Executor
+from corolla.server.followers import Followers
 from corolla.server.handler import Handler
 from corolla.server.kv import CachePool
 from corolla.server.neighbours import Neighbours
 from corolla.server.runner import SpanRunner
 from corolla.swarm.announcement import MAX_ADDRESSES, Announcement, clean_name
+from corolla.swarm.watch import Watcher
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ class ServedSpan:
     num_blocks: int
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
+    quantization: str | None = None
 
 
 @asynccontextmanager
@@ -37,33 +40,38 @@ async def serve_span(
     transport: Transport, runner: SpanRunner, executor: Executor, config: ServerConfig, served: ServedSpan
 ) -> AsyncIterator[Handler]:
     """Answer requests on an open transport, announced, for as long as the block lasts."""
-    pool = CachePool(config.cache_tokens)
+    pool, watcher = CachePool(config.cache_tokens), Watcher(transport, served.fingerprint)
     handler = Handler(
         transport, runner, executor, pool,
         fingerprint=served.fingerprint, limits=config.limits, liveness=config.liveness,
-        may_dial=Neighbours(transport, served.fingerprint).may_dial,
+        may_dial=Neighbours(watcher).may_dial,
     )  # fmt: skip
+    followers = Followers(transport, watcher, lambda: range(handler.runner.facts.start, handler.runner.facts.end))
     announcer = Announcer(
         transport,
-        lambda: _announcement(transport, handler, config, served),
+        lambda: _announcement(transport, handler, followers, config, served),
         period_s=config.announce_period_s,
         lifetime_s=config.record_lifetime_s,
+        view=lambda: watcher.view,
     )
     await handler.start()
     if not await announcer.announce():
         log.warning("the announcement is not kept by any other peer yet")
-    keeper = asyncio.create_task(announcer.keep_announced())
+    keepers = [asyncio.create_task(work) for work in (announcer.keep_announced(), followers.keep_measured())]
     try:
         yield handler
     finally:
-        keeper.cancel()
+        for keeper in keepers:
+            keeper.cancel()
         handler.is_leaving = True
         await announcer.withdraw()
         await handler.close()
         await executor.close()
 
 
-def _announcement(transport: Transport, handler: Handler, config: ServerConfig, served: ServedSpan) -> Announcement:
+def _announcement(
+    transport: Transport, handler: Handler, followers: Followers, config: ServerConfig, served: ServedSpan
+) -> Announcement:
     facts = handler.runner.facts
     return Announcement(
         state="draining" if handler.is_leaving else "online",
@@ -73,11 +81,13 @@ def _announcement(transport: Transport, handler: Handler, config: ServerConfig, 
         fingerprint=served.fingerprint,
         model_name=clean_name(served.model_name),
         dtype=facts.dtype,
+        quantization=served.quantization,
         decode_tokens_per_s=served.decode_tokens_per_s,
         prefill_tokens_per_s=served.prefill_tokens_per_s,
         free_cache_tokens=handler.pool.free_tokens,
         queue_s=handler.queue_s,
         max_session_tokens=config.limits.max_session_tokens,
+        next_rtts=followers.next_rtts,
         version=__version__,
         name=clean_name(config.name),
         addresses=list(transport.addresses)[:MAX_ADDRESSES],

@@ -1,10 +1,11 @@
 """What a server publishes about itself, and the index of models; read with suspicion.
 
-An announcement is the value of a signed record under `announcement_key(fingerprint)`: who publishes it is certain,
-whether it makes sense is checked here. What does not is `AnnouncementRejected`, and never reaches the route graph,
-a terminal or a log. On the wire both are msgpack arrays: short, and extended only by fields at the end.
+An announcement is the value of a signed record under `announcement_key(fingerprint, peer)`: who publishes it is
+certain, whether it makes sense is checked here. What does not is `AnnouncementRejected`, and never reaches the route
+graph, a terminal or a log. On the wire both are msgpack arrays: short, and extended only by fields at the end.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Final, Literal
@@ -13,21 +14,29 @@ import msgspec
 from msgspec import Meta, Struct
 
 from corolla.errors import BadInput, LocalProtocolError, RemoteProtocolError
-from corolla.ids import Fingerprint
-from corolla.wire.messages import Digest, PeerName, Seconds, Tokens
+from corolla.ids import Fingerprint, PeerId
+from corolla.wire.messages import Digest, Seconds, Tokens
 
 MODELS_KEY: Final = "corolla/1/models"
+NUM_KEYS: Final = 4
+"""Keys over which one model's servers spread. A key holds 500 records, so one would be full at 500 servers; a key for
+each block would be written once for every hosted block. `benchmarks/announcing.py` measures what each costs."""
 MAX_VALUE_BYTES: Final = 896
 """A record has 1024 bytes; its head, key and signature take up to 116 of them."""
 MAX_NAME_CHARS: Final = 64
 MAX_BLOCKS: Final = 10_000
 MAX_NEXT_RTTS: Final = 8
+SHORT_PEER_CHARS: Final = 10
+"""Of a peer id's 52: 58 bits that nobody finds a second key for, in a fifth of the room."""
+UNREACHABLE_RTT_S: Final = 3600.0
+"""Announced of a server that did not answer: longer than any real round trip."""
 MAX_ADDRESSES: Final = 4
 MAX_ADAPTERS: Final = 8
 
 State = Literal["joining", "online", "draining", "left"]
 """`left` takes an announcement back: a record gives way only to one that expires later, never to nothing."""
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+ShortPeer = Annotated[str, Meta(min_length=1, max_length=16)]
 ShortWord = Annotated[str, Meta(min_length=1, max_length=16)]
 Block = Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]
 # Bounds keep NaN and infinities out as well: msgspec refuses what does not compare.
@@ -61,8 +70,8 @@ class Announcement(Struct, frozen=True, kw_only=True, array_like=True):
     max_session_tokens: Tokens = 0
     """Longest session the server takes; 0: it does not say."""
     adapters: Annotated[list[Name], Meta(max_length=MAX_ADAPTERS)] = []
-    next_rtts: Annotated[dict[PeerName, Seconds], Meta(max_length=MAX_NEXT_RTTS)] = {}
-    """Round trips in seconds to servers that may come after this one in a route."""
+    next_rtts: Annotated[dict[ShortPeer, Seconds], Meta(max_length=MAX_NEXT_RTTS)] = {}
+    """Round trips in seconds to servers that may come after this one in a route, by `short_peer`."""
     version: Name = ""
     name: Name = ""
     addresses: Annotated[list[Address], Meta(max_length=MAX_ADDRESSES)] = []
@@ -98,9 +107,19 @@ _model_entries: Final = msgspec.msgpack.Decoder(ModelEntry)
 _FIELD_PLACE: Final = re.compile(r"`\$\[(\d{1,3})\]")
 
 
-def announcement_key(fingerprint: Fingerprint) -> str:
-    """Where the servers of this model announce themselves."""
-    return f"corolla/1/{fingerprint}"
+def announcement_key(fingerprint: Fingerprint, peer: PeerId) -> str:
+    """Where this server of this model announces itself: which of the keys follows from its id, so all are as full."""
+    return announcement_keys(fingerprint)[hashlib.sha256(peer.encode()).digest()[0] % NUM_KEYS]
+
+
+def announcement_keys(fingerprint: Fingerprint) -> list[str]:
+    """Where all servers of this model are found."""
+    return [f"corolla/1/{fingerprint}/{number}" for number in range(NUM_KEYS)]
+
+
+def short_peer(peer: PeerId) -> str:
+    """The end of a peer id, by which announcements name their neighbours."""
+    return peer[-SHORT_PEER_CHARS:]
 
 
 def decode_announcement(value: bytes) -> Announcement:

@@ -6,6 +6,7 @@ Every term comes from the view: what a server announces, or what this peer measu
 
 from dataclasses import dataclass
 
+from corolla.swarm.announcement import SHORT_PEER_CHARS
 from corolla.swarm.view import ServerView, View
 
 
@@ -45,7 +46,7 @@ def one_way_s(cost: CostModel, rtt_s: float | None) -> float:
 
 def between_s(cost: CostModel, view: View, server: ServerView, following: ServerView) -> float:
     """Seconds from one server to the next: as the first announces it, else as long as the way through the client."""
-    announced_s = server.announcement.next_rtts.get(following.peer)
+    announced_s = server.announcement.next_rtts.get(following.peer[-SHORT_PEER_CHARS:])
     if announced_s is None and server.rtt_s is not None and following.rtt_s is not None:
         seconds = one_way_s(cost, server.rtt_s) + one_way_s(cost, following.rtt_s)
     else:

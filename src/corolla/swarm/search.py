@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from corolla.ids import PeerId
+from corolla.swarm.announcement import short_peer
 from corolla.swarm.cost import CostModel, between_s, block_s, entry_s, one_way_s
 from corolla.swarm.view import ServerView, View
 
@@ -89,11 +90,11 @@ class Search:
         self._cost = cost
         self._unknown_s = one_way_s(cost, None)
         self._arrivals: dict[int, _Arrivals] = {}
-        self._own_links: dict[PeerId, list[Stop]] = {}
-        """Stops with a delay or a penalty of their own to this server."""
-        self._penalised: dict[PeerId, list[PeerId]] = {}
+        self._own_links: dict[str, list[Stop]] = {}
+        """Stops with a delay or a penalty of their own to this server (`short_peer`)."""
+        self._penalised: dict[PeerId, list[str]] = {}
         for before, after in view.link_penalties_s:
-            self._penalised.setdefault(before, []).append(after)
+            self._penalised.setdefault(before, []).append(short_peer(after))
         for server in sorted(servers, key=lambda server: (min(server.end, blocks.stop), server.peer)):
             self._visit(server, tokens_needed)
         self._finals = [
@@ -149,7 +150,7 @@ class Search:
         if server.start <= first:
             best_s = one_way_s(self._cost, server.rtt_s) + (end - first) * per_block_s
         own: dict[int, list[Stop]] = {}
-        for stop in self._own_links.get(server.peer, ()):
+        for stop in self._own_links.get(short_peer(server.peer), ()):
             own.setdefault(stop.end, []).append(stop)
         arrivals, unknown_s = self._arrivals, self._unknown_s
         for start in range(max(server.start, first + 1), end):

@@ -1,4 +1,9 @@
-"""Keeps a view of one model's servers fresh, from the records that they publish. One bad record costs only itself."""
+"""Keeps a view of one model's servers fresh, from the records that they publish. One bad record costs only itself.
+
+Nor does a reading that fails cost the view: while not one record is found, not even of a server that has left,
+those servers whose announcements have not expired stay in it. Which bootstrap peer is there does not matter: records
+lie with all peers, and the transport rejoins by itself.
+"""
 
 import asyncio
 import logging
@@ -12,7 +17,7 @@ from corolla.net.streams import Transport
 from corolla.swarm.announcement import (
     AnnouncementRejected,
     ModelEntry,
-    announcement_key,
+    announcement_keys,
     decode_announcement,
     decode_model_entry,
 )
@@ -49,10 +54,15 @@ class Watcher:
 
     async def refresh(self) -> View:
         """Read the swarm's announcements now. Bounded by the records' own bound; never raises for what peers say."""
-        records = await self._transport.records.get(announcement_key(self._fingerprint))
-        servers = [server for record in records if (server := self._read(record)) is not None]
-        view = View.of(servers)
+        keys = announcement_keys(self._fingerprint)
+        found = await asyncio.gather(*(self._transport.records.get(key) for key in keys))
+        servers = [server for records in found for record in records if (server := self._read(record)) is not None]
+        view = View.of(_newest(servers))
         self._count_rejected("another number of blocks", len(servers) - len(view.servers))
+        if not any(found) and (still := self._view.alive(self._transport.wall_time())).servers:
+            log.info("no records found; the last view stands until it expires", extra={"num": len(still.servers)})
+            self._view = still
+            return still
         self._report_skews(view)
         self._view = view
         return view
@@ -103,6 +113,15 @@ class Watcher:
                 "a server's clock differs from ours; up to a minute does no harm",
                 extra={"peer": short(peer), "ahead_s": round(ahead_s, 1)},
             )
+
+
+def _newest(servers: Iterable[ServerView]) -> Iterable[ServerView]:
+    """Of each peer the announcement that lasts longest: it may have published under a key that is not its own."""
+    newest: dict[PeerId, ServerView] = {}
+    for server in servers:
+        if server.peer not in newest or server.expires_at > newest[server.peer].expires_at:
+            newest[server.peer] = server
+    return newest.values()
 
 
 def clock_ahead_s(announced_at: float, now: float, unseen_s: float | None) -> float:

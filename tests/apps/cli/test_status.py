@@ -30,7 +30,7 @@ async def announce(
         dtype="float32", decode_tokens_per_s=25.0, free_cache_tokens=4096, name=name,
     )  # fmt: skip
     entry = ModelEntry(name="tiny", fingerprint=fingerprint, num_blocks=8)
-    assert await server.records.put(announcement_key(fingerprint), said.encode(), LIFETIME_S)
+    assert await server.records.put(announcement_key(fingerprint, server.peer), said.encode(), LIFETIME_S)
     assert await server.records.put(MODELS_KEY, entry.encode(), LIFETIME_S)
 
 
