@@ -1,23 +1,27 @@
-"""What a model's directory holds, read without torch: its config, and where every tensor's bytes lie.
+"""What a model's files hold, read without torch: its config, and where every tensor's bytes lie.
 
-Only `config.json`, the index and the shards' headers are read here. Every number a header gives is checked before
-anything is read or allocated by it; what cannot be a decoder's safetensors checkpoint is refused as `BadInput`, in one
-sentence that names the file. Pickled weights are never opened.
+Only `config.json`, the index and the shards' headers are read here, wherever the files come from (`files.py`). Every
+number a header gives is checked before anything is read, downloaded or allocated by it; what cannot be a decoder's
+safetensors checkpoint is refused as `BadInput`, in one sentence that names the file. Pickled weights are never opened.
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Final, cast
 
 from corolla.errors import BadInput
+from corolla.models.files import LocalFiles, ModelFiles
+from corolla.models.ranges import Range
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The bound that the safetensors format itself sets on a header."""
+FIRST_BYTES: Final = 65_536
+"""What is held of each shard to begin with: as a rule its whole header, so one request each instead of two."""
 
 DTYPE_BITS: Final[dict[str, int]] = {
     **dict.fromkeys(("F4",), 4),
@@ -54,14 +58,39 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk. `max_positions` is None when the family has no bound (alibi, recurrence)."""
+    """A model's description. `max_positions` is None when the family has no bound (alibi, recurrence)."""
 
-    directory: Path
-    name: str
+    files: ModelFiles
     config: Mapping[str, object]
     num_blocks: int
     max_positions: int | None
     tensors: Mapping[str, TensorInfo]
+
+    @property
+    def directory(self) -> Path:
+        """Where the files are; those of a hub's repository appear there as they are held."""
+        return self.files.directory
+
+    @property
+    def name(self) -> str:
+        """What people call the model: its directory's name, or the repository's."""
+        return self.files.name
+
+    @property
+    def commit(self) -> str | None:
+        """The hub's commit that the files belong to; None: they are from elsewhere."""
+        return self.files.commit
+
+    def hold(self, names: Iterable[str]) -> AbstractContextManager[None]:
+        """While inside, the bytes of these tensors lie in their files: downloaded if need be, kept from eviction.
+
+        Raises BadInput or SwarmError when they cannot be had.
+        """
+        ranges: dict[str, list[Range]] = {}
+        for name in names:
+            info = self.tensors[name]
+            ranges.setdefault(info.file.name, []).append((info.start, info.end))
+        return self.files.hold(ranges)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -70,16 +99,20 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if not directory.is_dir():
         what = "is a file, not a model directory" if directory.exists() else "no such model directory"
         raise BadInput(f"{directory}: {what}")
-    config_file = directory / "config.json"
-    config = _read_json_object(config_file, "no config.json, so this is not a model directory")
+    return read_checkpoint(LocalFiles(directory))
+
+
+def read_checkpoint(files: ModelFiles) -> Checkpoint:
+    """The checkpoint in these files. Raises BadInput, naming the file, when it cannot be one."""
+    config_file = files.directory / "config.json"
+    config = _read_json_object(files, config_file.name, "no config.json, so this is not a model directory")
     _check_decoder(config_file, config)
     return Checkpoint(
-        directory=directory,
-        name=directory.resolve().name,
+        files=files,
         config=MappingProxyType(config),
         num_blocks=_num_blocks(config_file, config),
         max_positions=_first_count(config, _POSITION_KEYS),
-        tensors=MappingProxyType(_read_tensors(directory)),
+        tensors=MappingProxyType(_read_tensors(files)),
     )
 
 
@@ -113,65 +146,80 @@ def _first_count(config: dict[str, object], keys: tuple[str, ...]) -> int | None
     return None
 
 
-def _read_tensors(directory: Path) -> dict[str, TensorInfo]:
-    if (directory / _INDEX).is_file():
-        return _read_sharded(directory)
-    if (directory / _SINGLE).is_file():
-        return _read_shard(directory / _SINGLE)
+def _read_tensors(files: ModelFiles) -> dict[str, TensorInfo]:
+    if files.size_of(_INDEX) is not None:
+        return _read_sharded(files)
+    if files.size_of(_SINGLE) is not None:
+        return _read_shards(files, [_SINGLE])[_SINGLE]
     for name in _PICKLES:
-        if (directory / name).exists():
-            raise BadInput(f"{directory / name}: pickled weights can run code and are never opened; convert them")
-    raise BadInput(f"{directory / _SINGLE}: missing, and no {_INDEX} either")
+        if files.size_of(name) is not None:
+            raise BadInput(f"{files.directory / name}: pickled weights can run code and are never opened; convert them")
+    raise BadInput(f"{files.directory / _SINGLE}: missing, and no {_INDEX} either")
 
 
-def _read_sharded(directory: Path) -> dict[str, TensorInfo]:
-    index_file = directory / _INDEX
-    weight_map = _read_json_object(index_file, "missing").get("weight_map")
+def _read_sharded(files: ModelFiles) -> dict[str, TensorInfo]:
+    index_file = files.directory / _INDEX
+    weight_map = _read_json_object(files, _INDEX, "missing").get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadInput(f"{index_file}: has no weight_map")
-    file_of = cast("dict[str, object]", weight_map)
-    shards = {name: _read_shard(_shard_path(index_file, name)) for name in dict.fromkeys(file_of.values())}
+    shard_of = {
+        tensor: _checked_name(index_file, name) for tensor, name in cast("dict[str, object]", weight_map).items()
+    }
+    names = list(dict.fromkeys(shard_of.values()))
+    for name in names:
+        if files.size_of(name) is None:
+            raise BadInput(f"{files.directory / name}: missing shard, which {_INDEX} names")
+    shards = _read_shards(files, names)
     tensors: dict[str, TensorInfo] = {}
-    for tensor, name in file_of.items():
+    for tensor, name in shard_of.items():
         if tensor not in shards[name]:
-            raise BadInput(f"{directory / str(name)}: lacks the tensor {tensor!r}, which {_INDEX} promises")
+            raise BadInput(f"{files.directory / name}: lacks the tensor {tensor!r}, which {_INDEX} promises")
         tensors[tensor] = shards[name][tensor]
     return tensors
 
 
-def _shard_path(index_file: Path, name: object) -> Path:
-    """A shard's path; the index comes from strangers, so it may name files of its own directory only."""
+def _checked_name(index_file: Path, name: object) -> str:
+    """A shard's name; the index comes from strangers, so it may name files of its own directory only."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise BadInput(f"{index_file}: names {name!r}, which is not a file of this directory")
-    path = index_file.with_name(name)
-    if not path.is_file():
-        raise BadInput(f"{path}: missing shard, which {_INDEX} names")
-    return path
+    return name
 
 
-def _read_shard(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file, its header checked against the file's size."""
-    file_bytes = file.stat().st_size
-    header, data_start = _read_header(file, file_bytes)
+def _read_shards(files: ModelFiles, names: list[str]) -> dict[str, dict[str, TensorInfo]]:
+    """The tensors of each safetensors file, its header checked against the file's size.
+
+    All files take each of the two steps together: from a hub, that is two waits instead of two for every file.
+    """
+    sizes = {name: files.size_of(name) or 0 for name in names}
+    with files.hold({name: [(0, min(size, FIRST_BYTES))] for name, size in sizes.items()}):
+        data_starts = {name: _find_data(files.directory / name, size) for name, size in sizes.items()}
+    with files.hold({name: [(0, data_start)] for name, data_start in data_starts.items()}):
+        return {name: _read_header(files.directory / name, sizes[name], data_starts[name]) for name in names}
+
+
+def _find_data(file: Path, file_bytes: int) -> int:
+    """The offset at which tensor data begins, right after the header."""
+    with _opened(file) as stream:
+        prefix = stream.read(8)
+    if len(prefix) < 8:
+        raise BadInput(f"{file}: {file_bytes} bytes are too few for a safetensors file; it is truncated")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise BadInput(f"{file}: its header claims {length} bytes, the format allows {MAX_HEADER_BYTES}")
+    if 8 + length > file_bytes:
+        raise BadInput(f"{file}: its header claims {length} bytes, the file has {file_bytes}; it is truncated")
+    return 8 + length
+
+
+def _read_header(file: Path, file_bytes: int, data_start: int) -> dict[str, TensorInfo]:
+    with _opened(file) as stream:
+        stream.seek(8)
+        header = _parse_object(file, stream.read(data_start - 8))
     tensors = {
         name: _tensor_info(file, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"
     }
     _check_layout(file, file_bytes, tensors)
     return tensors
-
-
-def _read_header(file: Path, file_bytes: int) -> tuple[dict[str, object], int]:
-    """The header's JSON object and the offset at which tensor data begins."""
-    with _opened(file) as stream:
-        prefix = stream.read(8)
-        if len(prefix) < 8:
-            raise BadInput(f"{file}: {file_bytes} bytes are too few for a safetensors file; it is truncated")
-        length = int.from_bytes(prefix, "little")
-        if length > MAX_HEADER_BYTES:
-            raise BadInput(f"{file}: its header claims {length} bytes, the format allows {MAX_HEADER_BYTES}")
-        if 8 + length > file_bytes:
-            raise BadInput(f"{file}: its header claims {length} bytes, the file has {file_bytes}; it is truncated")
-        return _parse_object(file, stream.read(length)), 8 + length
 
 
 def _tensor_info(file: Path, name: str, entry: object, data_start: int) -> TensorInfo:
@@ -209,14 +257,14 @@ def _check_layout(file: Path, file_bytes: int, tensors: dict[str, TensorInfo]) -
         previous_name, previous_end = name, info.end
 
 
-def _read_json_object(file: Path, if_missing: str) -> dict[str, object]:
-    if not file.is_file():
+def _read_json_object(files: ModelFiles, name: str, if_missing: str) -> dict[str, object]:
+    file, size = files.directory / name, files.size_of(name)
+    if size is None:
         raise BadInput(f"{file}: {if_missing}")
-    with _opened(file) as stream:
-        content = stream.read(MAX_HEADER_BYTES + 1)
-    if len(content) > MAX_HEADER_BYTES:
+    if size > MAX_HEADER_BYTES:
         raise BadInput(f"{file}: is larger than {MAX_HEADER_BYTES} bytes, which no honest one is")
-    return _parse_object(file, content)
+    with files.hold({name: [(0, size)]}), _opened(file) as stream:
+        return _parse_object(file, stream.read(size))
 
 
 @contextmanager

@@ -3,17 +3,20 @@
 The hash covers the canonical config (what changes outputs, not paths, versions or the dtype of loading), the sorted
 (name, dtype, shape) of all tensors, and 4 KB of each of 16 tensors, picked by the hash of the former two. So it does
 not depend on how the tensors are spread over files, and a fine-tune differs. It tells mistakes, not lies: a peer can
-announce whatever fingerprint it likes. Reads at most 64 KB, without torch.
+announce whatever fingerprint it likes. Reads (from a hub: downloads) at most 64 KB, without torch.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, cast
 
 from corolla.errors import BadInput
 from corolla.ids import Fingerprint
 from corolla.models.checkpoint import Checkpoint, TensorInfo
+from corolla.models.ranges import Range
 
 SAMPLED_TENSORS: Final = 16
 SAMPLE_BYTES: Final = 4096
@@ -72,8 +75,10 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     """Which model `checkpoint` is, whatever its directory, sharding or display name."""
     outline = _outline_digest(checkpoint)
     digest = hashlib.sha256(outline)
-    for name in _picked(outline, checkpoint.tensors):
-        digest.update(_sample(checkpoint.tensors[name], outline))
+    samples = [_sample_of(checkpoint.tensors[name], outline) for name in _picked(outline, checkpoint.tensors)]
+    with checkpoint.files.hold(_ranges_of(samples)):
+        for sample in samples:
+            digest.update(_read_sample(sample))
     return Fingerprint(digest.hexdigest()[:32])
 
 
@@ -103,13 +108,33 @@ def _draw(outline: bytes, name: str) -> bytes:
     return hashlib.sha256(outline + name.encode()).digest()
 
 
-def _sample(info: TensorInfo, outline: bytes) -> bytes:
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Bytes `[start, end)` of `file` that go into the hash."""
+
+    file: Path
+    start: int
+    end: int
+
+
+def _sample_of(info: TensorInfo, outline: bytes) -> _Sample:
     """4 KB of a tensor (all of a smaller one), from an offset that every party computes alike."""
     room = info.nbytes - SAMPLE_BYTES
-    offset = int.from_bytes(outline[:8], "big") % (room + 1) if room > 0 else 0
-    with info.file.open("rb") as stream:
-        stream.seek(info.start + offset)
-        sample = stream.read(min(SAMPLE_BYTES, info.nbytes))
-    if len(sample) < min(SAMPLE_BYTES, info.nbytes):
-        raise BadInput(f"{info.file}: ends before byte {info.end}; it was truncated after it was opened")
-    return sample
+    start = info.start + (int.from_bytes(outline[:8], "big") % (room + 1) if room > 0 else 0)
+    return _Sample(info.file, start, start + min(SAMPLE_BYTES, info.nbytes))
+
+
+def _ranges_of(samples: list[_Sample]) -> dict[str, list[Range]]:
+    ranges: dict[str, list[Range]] = {}
+    for sample in samples:
+        ranges.setdefault(sample.file.name, []).append((sample.start, sample.end))
+    return ranges
+
+
+def _read_sample(sample: _Sample) -> bytes:
+    with sample.file.open("rb") as stream:
+        stream.seek(sample.start)
+        content = stream.read(sample.end - sample.start)
+    if len(content) < sample.end - sample.start:
+        raise BadInput(f"{sample.file}: ends before byte {sample.end}; it was truncated after it was opened")
+    return content
