@@ -28,6 +28,9 @@ from corolla.wire.messages import HopTiming
 log = logging.getLogger(__name__)
 
 PING_TIMEOUT_S = 2.0
+PERIOD_PER_SERVER_S = 0.1
+LONGEST_PERIOD_S = 90.0
+"""A view of a thousand servers is megabytes: it is read more seldom, but twice in a record's life of 180 s."""
 STALE_PERIODS = 4
 """A view as old as this many refresh periods is read anew before a route is found in it, not beside it."""
 
@@ -162,9 +165,11 @@ class Router:
 
     async def _be_fresh(self) -> None:
         age_s = None if self._read_at is None else loop_time() - self._read_at
-        if age_s is None or age_s > STALE_PERIODS * self._refresh_period_s:
+        large_s = min(PERIOD_PER_SERVER_S * len(self.view.servers), LONGEST_PERIOD_S)
+        period_s = max(self._refresh_period_s, large_s)
+        if age_s is None or age_s > STALE_PERIODS * period_s:
             await self.refresh()
-        elif age_s > self._refresh_period_s:
+        elif age_s > period_s:
             self._refreshing = self._beside(self._refreshing, self._read_again())
 
     def _beside(self, running: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

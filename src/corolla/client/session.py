@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -64,7 +64,8 @@ WINDOW_BYTES = 8 << 20
 client reads while it writes, so a slow tail slows the head and no queue grows."""
 OVERLOAD_PAUSE_S = 0.2
 MAX_ROUTES_TRIED = 6
-"""How many chains in a row may fail while a route is being taken, before the last error is raised."""
+"""How many chains in a row may fail while the first route is being taken, before the last error is raised."""
+RETRY_PAUSES_S = (0.0, 0.0, 0.1, 0.5, 1.0, 2.0)
 POLL_S = 1.0
 PACED_BYTES = 4 << 20
 PACE_S = 0.002
@@ -446,63 +447,77 @@ class Session:
 
     async def _recover(self, *, may_wait: bool, must: bool = False) -> None:
         """Take a route on which every place holds, or is being given, all that was answered."""
+        deadline = loop_time() + (self._config.wait_for_servers_s if may_wait else 0.0)
         problem: SwarmError | None = None
-        for _ in range(MAX_ROUTES_TRIED):
+        for attempt in count():
             lost = {index for index, hop in enumerate(self._hops) if hop.error is not None}
             if self._places and not lost and not must and not self._faults:
                 return
             self._faults.clear()
             try:
-                places = await self._replace(lost, may_wait=may_wait)
-                await self._take_route(places)
+                await self._take_route(await self._replace(lost, deadline))
             except _PlaceFailed as failed:
                 self._shun(failed.peer)
-                problem = failed.error
                 must = True
                 log.info("server left out", extra={"peer": short(failed.peer), "reason": str(failed.error)[:200]})
+                if attempt >= MAX_ROUTES_TRIED and loop_time() >= deadline:
+                    raise failed.error from failed
+                problem = failed.error
+                await asyncio.sleep(RETRY_PAUSES_S[min(attempt, len(RETRY_PAUSES_S) - 1)])
             except NoRoute:
                 if problem is None or may_wait:
                     raise
                 raise problem from None  # there was a chain, and it said no: that is what the user must hear
             else:
                 return
-        assert problem is not None
-        raise problem
 
-    async def _replace(self, lost: set[int], *, may_wait: bool) -> list[Place]:
-        """The places with substitutes for the lost ones; the whole route when there is none yet."""
+    async def _replace(self, lost: set[int], deadline: float) -> list[Place]:
+        """The places with substitutes for the lost ones; while nothing covers a block, wait for a server to appear."""
         for index in lost:
             self._shun(self._hops[index].peer)
-        if not self._places:
-            route = await self._find(range(self.model.num_blocks), may_wait=may_wait)
-            return [Place(hop.peer, hop.start, hop.end, is_fresh=True) for hop in route.hops]
-        substitutes = {
-            blocks.start: await self._find(blocks, may_wait=may_wait) for blocks in lost_runs(self._places, lost)
-        }
-        return replace_lost(self._places, lost, substitutes)
-
-    async def _find(self, blocks: range, *, may_wait: bool) -> Route:
-        """A route over these blocks; while none covers them, wait for a server to appear."""
-        deadline = loop_time() + (self._config.wait_for_servers_s if may_wait else 0.0)
         is_told = False
         while True:
-            now = loop_time()
-            without = frozenset(peer for peer, until in self._shunned.items() if until > now)
-            in_use = frozenset(hop.peer for hop in self._hops if hop.error is None)
             try:
-                return await self._swarm.find_route(
-                    self.model,
-                    blocks=blocks,
-                    tokens_needed=self.max_tokens * self.max_rows,
-                    without=without | in_use | self._draining,
-                )
+                return await self._substitute(lost)
             except MissingBlocks as missing:
-                if now >= deadline:
+                if loop_time() >= deadline:
                     raise
                 if not is_told:
                     log.warning("no server for blocks %s: waiting for one", missing.blocks)
                     is_told = True
                 await asyncio.sleep(POLL_S)
+
+    async def _substitute(self, lost: set[int]) -> list[Place]:
+        """Others for just the lost blocks; where that cannot be, a whole new route that keeps whom it can."""
+        if self._places:
+            try:
+                return await self._substitute_apart(lost)
+            except MissingBlocks:
+                log.info("no server for the lost blocks alone")
+        route = await self._find(range(self.model.num_blocks), without=frozenset())
+        kept = {(place.peer, place.start, place.end): place for place in self._places}
+        return [
+            kept.get((hop.peer, hop.start, hop.end)) or Place(hop.peer, hop.start, hop.end, is_fresh=True)
+            for hop in route.hops
+        ]
+
+    async def _substitute_apart(self, lost: set[int]) -> list[Place]:
+        taken = {hop.peer for index, hop in enumerate(self._hops) if index not in lost}
+        substitutes: dict[int, Route] = {}
+        for blocks in lost_runs(self._places, lost):
+            route = substitutes[blocks.start] = await self._find(blocks, without=frozenset(taken))
+            taken |= {hop.peer for hop in route.hops}  # one place for each server: it knows a session by its id
+        return replace_lost(self._places, lost, substitutes)
+
+    async def _find(self, blocks: range, *, without: frozenset[PeerId]) -> Route:
+        now = loop_time()
+        shunned = frozenset(peer for peer, until in self._shunned.items() if until > now)
+        return await self._swarm.find_route(
+            self.model,
+            blocks=blocks,
+            tokens_needed=self.max_tokens * self.max_rows,
+            without=without | shunned | self._draining,
+        )
 
     def _tell_router(self, last: _Pending) -> None:
         router = self._swarm.router(self.model)
@@ -515,6 +530,7 @@ class Session:
     async def _take_route(self, places: list[Place]) -> None:
         """Put every place on the route, as often as it takes for all to have what they need."""
         last_answered = self._last_answered
+        self._follow_borders(places)
         while True:
             held = await self._open_all(places)
             whole = {start: journal.first_position == 0 for start, journal in self._heads.items()}
@@ -529,6 +545,14 @@ class Session:
             await self._resend(places, held)
         self._places = [Place(place.peer, place.start, place.end) for place in places]
         self._suspect_links &= {(a.peer, b.peer) for a, b in pairwise(places)}
+
+    def _follow_borders(self, places: Sequence[Place]) -> None:
+        """Where a new place lies across a border that the client kept, that border is gone."""
+        starts = {place.start for place in places}
+        for head in [head for head in self._heads if head not in starts]:
+            del self._heads[head]
+        for pending in self._pending.values():
+            pending.at = max(head for head in self._heads if head <= pending.at)
 
     async def _open_all(self, places: Sequence[Place]) -> list[Held]:
         """All hops at once, under a new route version. Raises _PlaceFailed for the first that will not."""
@@ -555,9 +579,10 @@ class Session:
         return held
 
     async def _hop_for(self, place: Place) -> Hop:
-        """The hop that holds this place already, or a new one."""
+        """The hop that holds this place already, or a new one. A server that takes other blocks begins afresh."""
         for hop in self._hops:
-            if (hop.peer, hop.start, hop.end) == (place.peer, place.start, place.end) and hop.error is None:
+            if hop.peer == place.peer and hop.error is None:
+                hop.start, hop.end = place.start, place.end
                 return hop
         try:
             link = await self._swarm.link(place.peer)

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import random
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -70,10 +71,10 @@ class Announcer:
         """
         said = self._describe()
         kept = await self._publish(said)
-        if not is_indexer(self._view(), self._transport.peer):
-            return kept
-        entry = ModelEntry(name=said.model_name, fingerprint=said.fingerprint, num_blocks=said.num_blocks)
-        return await self._transport.records.put(MODELS_KEY, entry.encode(), self._lifetime_s) and kept
+        if is_indexer(self._view(), self._transport.peer):
+            entry = ModelEntry(name=said.model_name, fingerprint=said.fingerprint, num_blocks=said.num_blocks)
+            await self._transport.records.put(MODELS_KEY, entry.encode(), self._lifetime_s)
+        return kept
 
     async def keep_announced(self) -> None:
         """Renew the record until cancelled."""
@@ -135,9 +136,10 @@ def is_news(said: Announcement, now: Announcement) -> bool:
 
 def is_indexer(view: View, peer: PeerId) -> bool:
     """Whether this server is among the few that list the model: the first by hash of those that are known."""
+    own = _rank(peer)
+    return sum(1 for other in view.servers if other != peer and _rank(other) < own) < MAX_INDEXERS
 
-    def rank(other: PeerId) -> bytes:
-        return hashlib.sha256(other.encode()).digest()
 
-    before = sum(1 for other in view.servers if other != peer and rank(other) < rank(peer))
-    return before < MAX_INDEXERS
+@lru_cache(maxsize=4096)
+def _rank(peer: PeerId) -> bytes:
+    return hashlib.sha256(peer.encode()).digest()

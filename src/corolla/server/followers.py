@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from corolla.clock import loop_time
@@ -16,7 +16,7 @@ from corolla.errors import HopFailed
 from corolla.ids import PeerId, short
 from corolla.net.streams import Transport
 from corolla.swarm.announcement import MAX_NEXT_RTTS, UNREACHABLE_RTT_S, short_peer
-from corolla.swarm.rtt import Rtt, after_sample, current
+from corolla.swarm.rtt import Rtt, after_sample
 from corolla.swarm.view import View
 from corolla.swarm.watch import Watcher
 
@@ -26,8 +26,9 @@ PING_TIMEOUT_S: Final = 2.0
 FIRST_PERIODS_S: Final = (2.0, 10.0, 30.0)
 """After joining: those who come at the same time are not all there yet."""
 PERIOD_S: Final = 120.0
-PERIOD_PER_SERVER_S: Final = 1.0
-"""In a swarm of a thousand each reads every thousand seconds: who keeps the records is asked as often as ever."""
+PERIOD_PER_SERVER_S: Final = 2.0
+"""The more servers, the more seldom each reads: those who keep the records are asked no more often for it."""
+LONGEST_PERIOD_S: Final = 1800.0
 MAX_PINGED: Final = 12
 
 
@@ -42,15 +43,8 @@ class Followers:
         self._span = span
         self._rng = rng or random.Random()  # noqa: S311 - spreads load, keeps no secret
         self._rtts: dict[PeerId, Rtt] = {}
-
-    @property
-    def next_rtts(self) -> dict[str, float]:
+        self.next_rtts: dict[str, float] = {}
         """What to announce: the nearest of those that may follow, in seconds by `short_peer`."""
-        measured = {
-            peer: rtt.rtt_s for peer, rtt in self._rtts.items() if may_follow(self._watcher.view, peer, self._span())
-        }
-        nearest = sorted(measured, key=lambda peer: measured[peer])[:MAX_NEXT_RTTS]
-        return {short_peer(peer): min(measured[peer], UNREACHABLE_RTT_S) for peer in nearest}
 
     async def keep_measured(self) -> None:
         """Read the swarm and measure again and again, until cancelled."""
@@ -62,14 +56,15 @@ class Followers:
 
     async def measure(self) -> None:
         """Ping some of those that may follow."""
-        peers = pick_followers(self._watcher.view, self._transport.peer, self._span(), self._rtts, self._rng)
+        view, span = self._watcher.view, self._span()
+        peers = pick_followers(view, self._transport.peer, span, self._rtts, self._rng)
         await asyncio.gather(*(self._ping(peer) for peer in peers))
-        fresh = current(self._rtts, loop_time() - self._period_s())  # measured once a period at best
-        self._rtts = {peer: rtt for peer, rtt in self._rtts.items() if peer in fresh}
+        self._rtts = {peer: rtt for peer, rtt in self._rtts.items() if may_follow(view, peer, span)}
+        self.next_rtts = nearest_rtts(self._rtts)
 
     def _period_s(self) -> float:
-        longest_s = max(PERIOD_S, PERIOD_PER_SERVER_S * len(self._watcher.view.servers))
-        return longest_s * self._rng.uniform(0.75, 1.0)
+        period_s = max(PERIOD_S, PERIOD_PER_SERVER_S * len(self._watcher.view.servers))
+        return min(period_s, LONGEST_PERIOD_S) * self._rng.uniform(0.75, 1.0)
 
     async def _ping(self, peer: PeerId) -> None:
         try:
@@ -86,8 +81,14 @@ def may_follow(view: View, peer: PeerId, span: range) -> bool:
     return server is not None and server.is_usable and server.start <= span.stop < server.end
 
 
+def nearest_rtts(rtts: Mapping[PeerId, Rtt]) -> dict[str, float]:
+    """The nearest of these, as many as an announcement takes; one that did not answer counts as very far."""
+    nearest = sorted(rtts, key=lambda peer: rtts[peer].rtt_s)[:MAX_NEXT_RTTS]
+    return {short_peer(peer): min(rtts[peer].rtt_s, UNREACHABLE_RTT_S) for peer in nearest}
+
+
 def pick_followers(
-    view: View, own: PeerId, span: range, rtts: dict[PeerId, Rtt], rng: random.Random, *, limit: int = MAX_PINGED
+    view: View, own: PeerId, span: range, rtts: Mapping[PeerId, Rtt], rng: random.Random, *, limit: int = MAX_PINGED
 ) -> list[PeerId]:
     """Whom to ping now: half of them the nearest known ones, to keep them true; then those unknown for longest."""
     candidates = [peer for peer in view.servers if peer != own and may_follow(view, peer, span)]

@@ -160,6 +160,11 @@ class Handler:
         try:
             if held is not None and ask.route_version > held.state.route_version:
                 self._check_way(control, ask)
+                self._check_blocks(ask)
+                if (ask.start, ask.end) != (held.start, held.stop):
+                    if not ask.is_fresh:
+                        raise Unsupported(f"the session is open for blocks {held.start}:{held.stop}")
+                    held.start, held.stop = ask.start, ask.end
                 held.state = on_reopen(held.state, ask)
                 self.spawn(self._reroute(held, ask))
                 return
@@ -182,8 +187,7 @@ class Handler:
                 "other weights under the same name",
                 value=ask.fingerprint, bound=self.fingerprint,
             )  # fmt: skip
-        if not facts.start <= ask.start < ask.end <= facts.end:
-            raise _out_of_bounds("blocks", f"{ask.start}:{ask.end}", f"{facts.start}:{facts.end}")
+        self._check_blocks(ask)
         if ask.max_tokens > limits.max_session_tokens:
             raise _out_of_bounds("a session of tokens", str(ask.max_tokens), str(limits.max_session_tokens))
         if ask.max_rows > limits.max_rows:
@@ -214,6 +218,11 @@ class Handler:
         return HostedSession(
             state, control, ask.start, ask.end, ask.wire_dtype, ask.want, next=None, last_used=loop_time()
         )
+
+    def _check_blocks(self, ask: wire.Open) -> None:
+        facts = self.runner.facts
+        if not facts.start <= ask.start < ask.end <= facts.end:
+            raise _out_of_bounds("blocks", f"{ask.start}:{ask.end}", f"{facts.start}:{facts.end}")
 
     def _check_way(self, control: "Control", ask: wire.Open) -> None:
         if self.transport.peer in (ask.upstream, ask.next):

@@ -19,6 +19,7 @@ from corolla.client.config import ClientConfig
 from corolla.client.router import ServedModel
 from corolla.client.swarm import Swarm
 from corolla.ids import Fingerprint
+from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport
 from corolla.server.config import ServerConfig, SessionLimits
 from corolla.server.executor import InlineExecutor
@@ -29,12 +30,13 @@ from corolla.server.serving import ServedSpan, serve_span
 class MemorySwarm:
     """One bootstrap peer, and whoever is asked to join. Everything ends with the block."""
 
-    def __init__(self, *, num_blocks: int, seed: int = 0) -> None:
+    def __init__(self, *, num_blocks: int, seed: int = 0, conditions: LinkConditions | None = None) -> None:
         self.rng = random.Random(seed)  # noqa: S311 - reproducible on purpose
-        self.network = MemoryNetwork(self.rng)
+        self.network = MemoryNetwork(self.rng, conditions)
         self.model = ServedModel("toy", Fingerprint(f"{num_blocks:032x}"), num_blocks)
         self.handlers: dict[str, Handler] = {}
         self._stack = AsyncExitStack()
+        self._servers: dict[str, AsyncExitStack] = {}
         self._bootstrap = self.network.transport("bootstrap")
 
     async def __aenter__(self) -> "MemorySwarm":
@@ -52,15 +54,21 @@ class MemorySwarm:
     ) -> Handler:  # fmt: skip
         """A server of blocks `A:B`, announced when this returns."""
         start, end = (int(edge) for edge in span.split(":"))
-        transport = await self.join(name)
+        own = self._servers[name] = await self._stack.enter_async_context(AsyncExitStack())
+        transport = await own.enter_async_context(self.network.transport(name))
+        await transport.join(self._bootstrap.addresses, timeout_s=5)
         config = ServerConfig(model=Path(name), name=name, cache_tokens=cache_tokens, limits=limits or SessionLimits())
         model = model or self.model
         served = ServedSpan(model.name, model.fingerprint, model.num_blocks, 1000.0, 1000.0)
-        handler = await self._stack.enter_async_context(
+        handler = await own.enter_async_context(
             serve_span(transport, ToySpan(start, end), InlineExecutor(), config, served)
         )
         self.handlers[name] = handler
         return handler
+
+    async def leave(self, name: str) -> None:
+        """The server takes its announcement back, drains and ends, as on SIGTERM."""
+        await self._servers.pop(name).aclose()
 
     async def client(self, name: str, config: ClientConfig | None = None) -> Swarm:
         swarm = Swarm(await self.join(name, is_client=True), config or ClientConfig(), rng=self.rng)
