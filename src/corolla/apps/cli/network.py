@@ -3,7 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
+
+from corolla.apps.cli.settings import RunSettings
+from corolla.net.gate import GateConfig, load_allowed
 from corolla.net.libp2p.config import NetworkConfig
+from corolla.net.swarm_key import load_keys
 
 JOIN_TIMEOUT_S = 30.0
 """How long a serving peer tries the addresses of `--join`; a restarting bootstrap peer is back within that."""
@@ -11,9 +16,18 @@ JOIN_TIMEOUT_S = 30.0
 
 def server_network(*, listen: Sequence[str], announce: Sequence[str], identity: Path | None) -> NetworkConfig:
     """A peer that others reach and that keeps its part of the hash table."""
-    return NetworkConfig(identity=identity, listen=tuple(listen), announce=tuple(announce))
+    return NetworkConfig(identity=identity, listen=tuple(listen), announce=tuple(announce), gate=chosen_gate())
 
 
 def client_network() -> NetworkConfig:
     """A peer that only asks, under a new identity each time."""
-    return NetworkConfig(is_client=True)
+    return NetworkConfig(is_client=True, gate=chosen_gate())
+
+
+def chosen_gate() -> GateConfig:
+    """What `--swarm-key` and `--allow` of the running command say. Raises BadInput for a file that cannot be used."""
+    context = click.get_current_context(silent=True)
+    settings = context.find_root().obj if context is not None else None
+    if not isinstance(settings, RunSettings):
+        return GateConfig()
+    return GateConfig(keys=load_keys(settings.swarm_keys), allowed=load_allowed(settings.allow))

@@ -12,6 +12,7 @@ from corolla.apps.cli.settings import RunSettings
 from corolla.errors import BadInput
 
 PEERS_VARIABLE = "COROLLA_PEERS"
+SWARM_KEY_VARIABLE = "COROLLA_SWARM_KEY"
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
@@ -51,6 +52,8 @@ class BlockSpan(click.ParamType[tuple[int, int]]):
 
 
 def join_option(command: Decorated) -> Decorated:
+    """`join`; and `--swarm-key`, which every command that meets a swarm needs and none has to pass on."""
+    command = _swarm_key_option(command)
     return click.option(
         "--join",
         metavar="ADDR",
@@ -70,7 +73,35 @@ def identity_option(command: Decorated) -> Decorated:
     )(command)
 
 
+def _swarm_key_option(command: Decorated) -> Decorated:
+    return click.option(
+        "--swarm-key",
+        metavar="FILE",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        envvar=SWARM_KEY_VARIABLE,
+        show_envvar=True,
+        expose_value=False,
+        callback=_set_swarm_keys,
+        help="Key of a private swarm, as `corolla key new` made it; repeatable: any is accepted, the first is used.",
+    )(command)
+
+
+def _allow_option(command: Decorated) -> Decorated:
+    return click.option(
+        "--allow",
+        metavar="FILE",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        expose_value=False,
+        callback=_set_allow,
+        help="Answer only the peers in this file, one id a line; repeatable.",
+    )(command)
+
+
 def listen_options(command: Decorated) -> Decorated:
+    """`listen` and `announce`; and `--allow`, which needs no passing on."""
+    command = _allow_option(command)
     command = click.option(
         "--announce",
         metavar="HOST:PORT",
@@ -143,6 +174,18 @@ def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None
     settings = ctx.find_root().obj
     if isinstance(settings, RunSettings):
         settings.debug = value
+
+
+def _set_swarm_keys(ctx: click.Context, _param: click.Parameter, value: tuple[Path, ...]) -> None:
+    settings = ctx.find_root().obj
+    if isinstance(settings, RunSettings):
+        settings.swarm_keys = value
+
+
+def _set_allow(ctx: click.Context, _param: click.Parameter, value: tuple[Path, ...]) -> None:
+    settings = ctx.find_root().obj
+    if isinstance(settings, RunSettings):
+        settings.allow = value
 
 
 def split_addresses(join: Sequence[str]) -> tuple[str, ...]:

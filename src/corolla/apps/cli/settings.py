@@ -1,6 +1,7 @@
 """What one run of the command line carries from its options to its frame."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(slots=True)
@@ -9,3 +10,7 @@ class RunSettings:
 
     debug: bool = False
     """Show the traceback of what went wrong."""
+    swarm_keys: tuple[Path, ...] = ()
+    """Key files of a private swarm; the first is used, all are accepted."""
+    allow: tuple[Path, ...] = ()
+    """Files of peer ids that may dial us; none: all."""

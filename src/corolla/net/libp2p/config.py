@@ -5,6 +5,7 @@ from pathlib import Path
 
 from corolla.clock import WallClock, wall_time
 from corolla.errors import BadInput
+from corolla.net.gate import GateConfig
 from corolla.net.identity import Identity
 from corolla.net.libp2p.addresses import HostPort, parse_host_port
 
@@ -25,6 +26,8 @@ class NetworkConfig:
     """Uses the DHT without keeping records for others: for peers that come and go."""
     directory: Path | None = None
     """Where sockets go; None: a per-user directory among the system's temporary files."""
+    gate: GateConfig = field(default=GateConfig())
+    """Swarm keys and the list of allowed peers; the default is an open swarm."""
     wall_clock: WallClock = field(default=wall_time)
 
     def __post_init__(self) -> None:

@@ -15,10 +15,12 @@ from typing import Any, Final, Self
 from corolla.clock import WallClock
 from corolla.errors import BadInput, SwarmError
 from corolla.ids import PeerId
+from corolla.net.gate import GateConfig
 from corolla.net.identity import Identity, peer_id_bytes, peer_id_from_bytes
 from corolla.net.libp2p.check import RecordCheck, harden
 from corolla.net.libp2p.lean import Hivemind, hivemind
 from corolla.net.libp2p.process import OwnProcess
+from corolla.net.libp2p.sealed import CallSeal
 from corolla.net.records import (
     MAX_LIFETIME_S,
     Record,
@@ -33,6 +35,7 @@ RPC_TIMEOUT_S: Final = 3.0
 LOOKUP_TIMEOUT_S: Final = 10.0
 """Of one put or get: a lookup that meets a dead peer waits one RPC_TIMEOUT_S for it."""
 START_TIMEOUT_S: Final = 10.0
+_OPEN: Final = GateConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,21 @@ class DhtPing:
 class Dht:
     """This peer's DHT node: `Records`, pings, and whom it has met. `async with` starts and ends it."""
 
-    def __init__(self, control_path: Path, identity: Identity, wall_time: WallClock, *, is_client: bool) -> None:
+    def __init__(
+        self,
+        control_path: Path,
+        identity: Identity,
+        wall_time: WallClock,
+        *,
+        is_client: bool,
+        gate: GateConfig = _OPEN,
+    ) -> None:
         self._process = OwnProcess()
         self._control_path = control_path
         self._identity = identity
         self._wall_time = wall_time
         self._is_client = is_client
+        self._seal = CallSeal(identity.peer, gate, wall_time)
         self._p2p: Any = None
         self._node: Any = None
         self._has_met_others = False
@@ -142,6 +154,7 @@ class Dht:
 
     async def _start(self, lib: Hivemind) -> None:
         self._p2p = await lib.P2P.replicate(lib.Multiaddr(f"/unix{self._control_path}"))
+        self._seal.put_around(self._p2p)
         _skip_cancelled_calls(self._p2p)
         for task in _connection_tasks(self._p2p):
             task.add_done_callback(_note_end)

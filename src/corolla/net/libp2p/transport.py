@@ -15,6 +15,7 @@ from corolla.clock import WallClock
 from corolla.errors import HopFailed, SwarmError
 from corolla.ids import PeerId
 from corolla.net import identity as identities
+from corolla.net.gate import Gate
 from corolla.net.identity import Identity
 from corolla.net.libp2p import ping
 from corolla.net.libp2p.addresses import most_reachable_first
@@ -42,6 +43,7 @@ class Libp2pTransport:
         control: Control,
         dht: Dht,
         addresses: list[str],
+        gate: Gate,
         wall_clock: WallClock,
         parts: AsyncExitStack,
     ) -> None:
@@ -50,6 +52,7 @@ class Libp2pTransport:
         self._daemon = daemon
         self._control = control
         self._addresses = addresses
+        self._gate = gate
         self._wall_clock = wall_clock
         self._dht = dht
         self._membership = Membership(peer, control, dht, random.Random())  # noqa: S311 (picks whom to ask)
@@ -92,11 +95,11 @@ class Libp2pTransport:
         try:
             async with asyncio.timeout(timeout_s):
                 raw = await self._control.open_stream(peer, protocol, timeout_s)
+                return await self._gate.pass_out(self._adopt(raw), protocol)
         except TimeoutError:
             raise HopFailed(peer, f"no answer to a dial within {timeout_s:g} s") from None
         except (DaemonRefused, ValueError) as fault:
             raise HopFailed(peer, str(fault)) from fault
-        return self._adopt(raw)
 
     async def serve(self, protocol: str, accept: Accept) -> None:
         self._process.check()
@@ -141,7 +144,7 @@ class Libp2pTransport:
             return
         stream = self._adopt(raw)
         try:
-            accept(stream)
+            self._gate.let_in(stream, raw.protocol, accept)
         except Exception:  # a handler's bug costs its stream, not the listener
             log.exception("handler of incoming streams failed", extra={"protocol": raw.protocol})
             stream.close()
@@ -171,6 +174,7 @@ class Libp2pTransport:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._gate.close()
         await self._end_streams("the transport was closed")
         if not self._lost.done():
             self._lost.set_result("the transport was closed")
@@ -196,9 +200,10 @@ async def open_transport(config: NetworkConfig) -> AsyncIterator[Libp2pTransport
         control = Control(daemon.control_path)
         addresses = await _ask_addresses(control, identity.peer)
         dht = await parts.enter_async_context(
-            Dht(daemon.control_path, identity, config.wall_clock, is_client=config.is_client)
+            Dht(daemon.control_path, identity, config.wall_clock, is_client=config.is_client, gate=config.gate)
         )
-        transport = Libp2pTransport(identity.peer, daemon, control, dht, addresses, config.wall_clock, parts)
+        gate = Gate(identity.peer, config.gate)
+        transport = Libp2pTransport(identity.peer, daemon, control, dht, addresses, gate, config.wall_clock, parts)
         listener = await parts.enter_async_context(Listener(directory / "streams", transport.take))
         await transport.begin(listener)
         try:

@@ -18,13 +18,15 @@ from typing import Final, Self
 
 from corolla.errors import BadInput, HopFailed, LocalProtocolError, NoPeers
 from corolla.ids import PeerId
+from corolla.net.gate import Gate, GateConfig
 from corolla.net.identity import Identity, from_seed
 from corolla.net.memory.links import Link, LinkConditions, Links
 from corolla.net.memory.records import MemoryRecords, Traffic
 from corolla.net.memory.streams import MemoryStream, Pipe
-from corolla.net.streams import Accept
+from corolla.net.streams import Accept, ByteStream
 
 ADDRESS_HEAD: Final = "memory://"
+OPEN: Final = GateConfig()
 
 WALL_START: Final = 1_800_000_000.0
 """Wall time at loop time 0; a round number, so that a date in a failing test is easy to read."""
@@ -43,12 +45,14 @@ class MemoryNetwork:
         self._living: dict[PeerId, MemoryTransport] = {}
         self._reachable: dict[PeerId, dict[PeerId, MemoryTransport]] = {}
 
-    def transport(self, name: str, *, clock_skew_s: float = 0.0, is_client: bool = False) -> "MemoryTransport":
+    def transport(
+        self, name: str, *, clock_skew_s: float = 0.0, is_client: bool = False, gate: GateConfig = OPEN
+    ) -> "MemoryTransport":
         """A peer that is there from `async with` on. Its wall clock is ahead by `clock_skew_s`.
 
         A client keeps no records for others: nobody asks it anything while it asks nothing.
         """
-        return MemoryTransport(self, identity_of(name), clock_skew_s, is_client=is_client)
+        return MemoryTransport(self, identity_of(name), clock_skew_s, is_client=is_client, gate=gate)
 
     @property
     def living(self) -> Mapping[PeerId, "MemoryTransport"]:
@@ -125,7 +129,7 @@ class MemoryNetwork:
         to_ask = sorted(asker.known)
         while to_ask:
             peer = to_ask.pop()
-            if self.answers(asker.peer, peer):
+            if self.answers(asker.peer, peer) and self._living[peer].takes_calls_of(asker):
                 reached[peer] = self._living[peer]
                 if self._living.keys() <= seen:
                     continue  # everybody is found: what is left to learn is who answers
@@ -145,13 +149,21 @@ class MemoryTransport:
     """One peer, as `net/streams.py` asks for it."""
 
     def __init__(
-        self, network: MemoryNetwork, identity: Identity, clock_skew_s: float, *, is_client: bool = False
+        self,
+        network: MemoryNetwork,
+        identity: Identity,
+        clock_skew_s: float,
+        *,
+        is_client: bool = False,
+        gate: GateConfig = OPEN,
     ) -> None:
         self.is_client: Final = is_client
         self.network: Final = network
         self.identity: Final = identity
         self.clock_skew_s: float = clock_skew_s
         self.known: set[PeerId] = set()
+        self._gate_config = gate
+        self._gate: Gate = Gate(identity.peer, gate)
         self._links = network.links
         self._accepts: dict[str, Accept] = {}
         self._streams: dict[MemoryStream, None] = {}
@@ -209,7 +221,7 @@ class MemoryTransport:
             raise NoPeers(f"nobody answered at {', '.join(addresses)} within {timeout_s:g} s") from None
         self._bootstrap += [peer for peer in peers if peer not in self._bootstrap]
 
-    async def dial(self, peer: PeerId, protocol: str, *, timeout_s: float) -> MemoryStream:
+    async def dial(self, peer: PeerId, protocol: str, *, timeout_s: float) -> ByteStream:
         try:
             async with asyncio.timeout(timeout_s):
                 other = await self._reach(peer)
@@ -217,7 +229,8 @@ class MemoryTransport:
                 if accept is None:
                     await self._links.cross((peer, self.peer))
                     raise HopFailed(peer, f"does not take {protocol}")
-                return await self._open_stream(other, accept)
+                stream = await self._open_stream(other, lambda theirs: other._gate.let_in(theirs, protocol, accept))
+                return await self._gate.pass_out(stream, protocol)
         except TimeoutError:
             raise HopFailed(peer, f"no answer to a dial within {timeout_s:g} s") from None
 
@@ -231,17 +244,26 @@ class MemoryTransport:
         started_at = loop.time()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._reach(peer)
+                other = await self._reach(peer)
                 await self._links.cross((peer, self.peer))
+                if not other.takes_calls_of(self):
+                    raise HopFailed(peer, "its swarm is private: the swarm key is missing, or is another")
         except TimeoutError:
             raise HopFailed(peer, f"no answer to a ping within {timeout_s:g} s") from None
         return loop.time() - started_at
+
+    def takes_calls_of(self, asker: "MemoryTransport") -> bool:
+        """Whether a call of the hash table's would pass both sides' checks; its proof is only thought here."""
+        ours, theirs = self._gate_config, asker._gate_config
+        shares_key = theirs.keys[0] in ours.keys if theirs.keys else not ours.keys
+        return ours.allows(asker.peer) and shares_key
 
     async def wait_lost(self) -> str:
         assert self._lost is not None, "a transport is used inside its `async with`"
         return await asyncio.shield(self._lost)
 
     async def close(self) -> None:
+        await self._gate.close()
         self.end("the transport was closed")
 
     def end(self, reason: str) -> None:
@@ -287,7 +309,7 @@ class MemoryTransport:
                 await self._links.cross((peer, self.peer))
         except TimeoutError:
             return False
-        if other is None or other is self or not self._is_running:
+        if other is None or other is self or not self._is_running or not other.takes_calls_of(self):
             return False
         self._get_to_know(other)
         return True

@@ -1,0 +1,308 @@
+"""Who is let in: the swarm key's proof at the head of every stream, and the list of allowed peers.
+
+One gate for every transport, between its raw streams and whoever serves or dials:
+
+    listener                                   dialer
+    not on our list: closed, nothing read
+    head, nonce L                       →
+                                        ←      nonce D, proof(dialer, protocol, dialer, listener, L, D)
+    wrong, late or too long: closed
+    proof(listener, …the same)          →      wrong: closed, nothing of ours was sent
+    bytes of the protocol               ⇄      bytes of the protocol
+
+Both sides prove the key, for this protocol, between these two identities (which the transport has authenticated),
+over nonces of both: a proof heard once is worth nothing elsewhere, and who holds only somebody's identity proves
+nothing. The dialer waits for the listener's proof, so a stranger in a member's place gets no byte of a session; that
+is the one round trip the gate costs (the listener's nonce comes with the stream's own opening).
+
+Without a key and a list the gate is not there: nothing changes on the wire.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from corolla.errors import BadInput, HopFailed
+from corolla.ids import PeerId, short
+from corolla.net.identity import public_key_of
+from corolla.net.streams import Accept, ByteStream, OnBytes, OnClosed
+from corolla.net.swarm_key import PROOF_BYTES, SwarmKey, find_prover, prove
+from corolla.wire.tensors import Buffer
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S: Final = 5.0
+"""How long a listener waits for a dialer's proof."""
+MAX_UNPROVEN: Final = 256
+"""Streams that are waiting for a proof; one more closes the oldest. Honest ones take a round trip."""
+
+_HEAD: Final = b"corolla gate 1\n\x00"
+_NONCE_BYTES: Final = 32
+_MAX_LIST_BYTES: Final = 1 << 20
+_AS_DIALER: Final = b"corolla stream 1, the dialer"
+_AS_LISTENER: Final = b"corolla stream 1, the listener"
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    """Who may talk to us. The default lets everybody in."""
+
+    keys: tuple[SwarmKey, ...] = ()
+    """Any is accepted, the first is used; none: an open swarm."""
+    allowed: frozenset[PeerId] | None = None
+    """Peers that may dial us; None: all that prove the key."""
+
+    @property
+    def is_private(self) -> bool:
+        return bool(self.keys)
+
+    def allows(self, peer: PeerId) -> bool:
+        return self.allowed is None or peer in self.allowed
+
+
+class Gate:
+    """One peer's gate. Belongs to the loop it is used on; `close` ends what still waits in it."""
+
+    def __init__(self, own: PeerId, config: GateConfig) -> None:
+        self.config: Final = config
+        self.refused: Final[Counter[str]] = Counter()
+        """How many were turned away, by reason."""
+        self._own = own
+        self._waiting: dict[asyncio.Task[None], GatedStream] = {}
+
+    async def pass_out(self, stream: ByteStream, protocol: str) -> ByteStream:
+        """A stream that we dialed, proven in both directions. The caller bounds the wait.
+
+        Raises HopFailed when the listener does not prove the key; the stream is closed then, and when cancelled.
+        """
+        if not self.config.is_private:
+            return stream
+        gated = GatedStream(stream)
+        try:
+            await self._prove_as_dialer(gated, protocol, self.config.keys[0])
+        except _NotProven as fault:
+            raise HopFailed(stream.peer, f"it does not prove the swarm key ({fault})") from None
+        finally:
+            if not gated.is_through:
+                gated.close()
+        return gated
+
+    def let_in(self, stream: ByteStream, protocol: str, accept: Accept) -> None:
+        """Give a stream that came in to `accept`, once its dialer has proven the key; else close it."""
+        if not self.config.allows(stream.peer):
+            self._refuse(stream, "not on the list")
+        elif not self.config.is_private:
+            accept(stream)
+        else:
+            while len(self._waiting) >= MAX_UNPROVEN:
+                self._drop_oldest()
+            gated = GatedStream(stream)
+            task = asyncio.ensure_future(self._admit(gated, protocol, accept))
+            self._waiting[task] = gated
+            task.add_done_callback(lambda done: self._waiting.pop(done, None))
+
+    async def close(self) -> None:
+        """Turn away whoever still waits."""
+        waiting = list(self._waiting)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _admit(self, gated: "GatedStream", protocol: str, accept: Accept) -> None:
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await self._prove_as_listener(gated, protocol)
+        except TimeoutError:
+            self._refuse(gated, "no proof in time")
+        except _NotProven as fault:
+            self._refuse(gated, str(fault))
+        except asyncio.CancelledError:
+            gated.close()
+            raise
+        else:
+            try:
+                accept(gated)
+            except Exception:  # a handler's bug costs its stream
+                log.exception("handler of incoming streams failed", extra={"protocol": protocol})
+                gated.close()
+
+    async def _prove_as_dialer(self, gated: "GatedStream", protocol: str, key: SwarmKey) -> None:
+        hello = await gated.read(len(_HEAD) + _NONCE_BYTES)
+        if not hello.startswith(_HEAD):
+            raise _NotProven("it does not ask for a proof: it may be of an open swarm, or of another version")
+        ours = secrets.token_bytes(_NONCE_BYTES)
+        fields = (protocol.encode(), self._own.encode(), gated.peer.encode(), hello[len(_HEAD) :], ours)
+        gated.write([ours, prove(key, _AS_DIALER, *fields)])
+        if find_prover([key], await gated.read(PROOF_BYTES, is_last=True), _AS_LISTENER, *fields) is None:
+            raise _NotProven("wrong proof")
+        gated.let_through()
+
+    async def _prove_as_listener(self, gated: "GatedStream", protocol: str) -> None:
+        ours = secrets.token_bytes(_NONCE_BYTES)
+        gated.write([_HEAD, ours])
+        answer = await gated.read(_NONCE_BYTES + PROOF_BYTES)
+        theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+        fields = (protocol.encode(), gated.peer.encode(), self._own.encode(), ours, theirs)
+        key = find_prover(self.config.keys, proof, _AS_DIALER, *fields)
+        if key is None:
+            raise _NotProven("wrong proof")
+        gated.write([prove(key, _AS_LISTENER, *fields)])
+        gated.let_through()
+
+    def _drop_oldest(self) -> None:
+        oldest = next(iter(self._waiting))
+        self._refuse(self._waiting.pop(oldest), "too many wait")
+        oldest.cancel()
+
+    def _refuse(self, stream: ByteStream, reason: str) -> None:
+        self.refused[reason] += 1
+        log.debug("stream refused", extra={"peer": short(stream.peer), "reason": reason})
+        stream.close()
+
+
+class _NotProven(Exception):
+    """The other side is no member, or ended the stream before it said so; in few words of ours."""
+
+
+class GatedStream:
+    """A stream whose first bytes are the handshake's. Once through, it passes everything on.
+
+    While the handshake runs nobody may send more than it asks for: what a stranger can make us keep is one read.
+    """
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stream = stream
+        self._early = bytearray()
+        self._wanted: asyncio.Future[None] | None = None
+        self._end: str | None = None
+        """Why the stream is over; told once to whoever starts it."""
+        self._on_bytes: OnBytes | None = None
+        self._on_closed: OnClosed | None = None
+        self._is_flowing = False
+        self._is_paused = False
+        self.is_through = False
+        stream.start(self._take, self._note_end)
+
+    @property
+    def peer(self) -> PeerId:
+        return self._stream.peer
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._stream.pending_bytes
+
+    def write(self, parts: Sequence[Buffer]) -> None:
+        self._stream.write(parts)
+
+    def close(self) -> None:
+        self._early.clear()
+        self._is_flowing = True
+        self._stream.close()
+
+    # The handshake.
+
+    async def read(self, num_bytes: int, *, is_last: bool = False) -> bytes:
+        """Exactly these bytes; raises _NotProven when the stream ends, or when more came than the handshake has.
+
+        `is_last`: the peer may go on at once behind them.
+        """
+        while len(self._early) < num_bytes and self._end is None:
+            self._wanted = self._loop.create_future()
+            await self._wanted
+        if len(self._early) < num_bytes:
+            raise _NotProven(f"the stream ended in the handshake: {self._end}")
+        if len(self._early) > num_bytes and not is_last:
+            raise _NotProven("more bytes than the handshake has")
+        data = bytes(self._early[:num_bytes])
+        del self._early[:num_bytes]
+        return data
+
+    def let_through(self) -> None:
+        """The handshake is done; what follows waits for `start`."""
+        self.is_through = True
+        self._stream.pause_reading()
+
+    # As `net/streams.py` asks.
+
+    def start(self, on_bytes: OnBytes, on_closed: OnClosed) -> None:
+        assert self.is_through
+        assert self._on_bytes is None, "a stream is started once"
+        self._on_bytes, self._on_closed = on_bytes, on_closed
+        self._loop.call_soon(self._catch_up)
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        self._stream.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        self._loop.call_soon(self._catch_up)
+
+    def _take(self, data: Buffer) -> None:
+        if self._is_flowing and self._on_bytes is not None:
+            self._on_bytes(data)
+            return
+        self._early += data
+        self._wake()
+
+    def _note_end(self, reason: str) -> None:
+        self._end = reason
+        self._wake()
+        self._tell_end()
+
+    def _wake(self) -> None:
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
+
+    def _catch_up(self) -> None:
+        """Deliver what came before the start, then let the stream flow by itself."""
+        if self._on_bytes is None or self._is_paused:
+            return
+        if self._early:
+            early, self._early = bytes(self._early), bytearray()
+            try:
+                self._on_bytes(early)
+            except Exception:  # a receiver's bug ends its own stream, not the loop's other work
+                log.exception("receiver failed", extra={"peer": self.peer})
+                self.close()
+        self._is_flowing = True
+        self._tell_end()
+        if not self._is_paused and self._end is None:
+            self._stream.resume_reading()
+
+    def _tell_end(self) -> None:
+        if self._end is not None and self._is_flowing and self._on_closed is not None:
+            on_closed, self._on_closed = self._on_closed, None
+            on_closed(self._end)
+
+
+def load_allowed(paths: Sequence[Path]) -> frozenset[PeerId] | None:
+    """The peers that these files name, one id a line, `#` before a remark; None without a file.
+
+    Raises BadInput, naming file and line.
+    """
+    return frozenset(peer for path in paths for peer in _read_peers(path)) if paths else None
+
+
+def _read_peers(path: Path) -> Iterator[PeerId]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_LIST_BYTES + 1)
+    except OSError as fault:
+        raise BadInput(f"list of peers {path} cannot be read: {fault.strerror or fault}") from fault
+    if len(content) > _MAX_LIST_BYTES:
+        raise BadInput(f"list of peers {path} has more than {_MAX_LIST_BYTES} bytes")
+    for number, line in enumerate(content.decode(errors="replace").splitlines(), start=1):
+        word = line.partition("#")[0].strip()
+        if word:
+            try:
+                public_key_of(PeerId(word))
+            except ValueError as fault:
+                raise BadInput(f"list of peers {path}, line {number}: {fault}") from fault
+            yield PeerId(word)

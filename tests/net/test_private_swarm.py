@@ -1,0 +1,334 @@
+"""Private swarms on every network: who lacks the key gets no answer, whatever else it knows.
+
+A scenario is `async def (lab)`, run in memory and on real daemons. The lab can do what an attacker does: reach a
+peer without joining, and speak raw bytes where an honest peer would prove the key.
+"""
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from corolla.errors import HopFailed, NoPeers
+from corolla.net.gate import HANDSHAKE_TIMEOUT_S, GateConfig
+from corolla.net.libp2p.config import NetworkConfig
+from corolla.net.libp2p.transport import Libp2pTransport, open_transport
+from corolla.net.memory.loop import run_virtual
+from corolla.net.memory.network import MemoryNetwork, MemoryTransport, identity_of
+from corolla.net.streams import ByteStream, Transport
+from corolla.net.swarm_key import SwarmKey
+
+PROTOCOL = "/corolla/test/1"
+KEY = "corolla/1/test"
+SOON_S = 5.0
+HELLO_BYTES, ANSWER_BYTES = 48, 64
+"""What a listener says to anybody, and what a dialer answers."""
+OURS, NEXT, THEIRS = (SwarmKey(letter * 32) for letter in (b"o", b"n", b"t"))
+MEMBER = GateConfig(keys=(OURS,))
+STRANGER, WRONG = GateConfig(), GateConfig(keys=(THEIRS,))
+
+
+class Lab(Protocol):
+    async def peer(self, name: str, gate: GateConfig) -> Transport: ...
+
+    async def end(self, transport: Transport) -> None:
+        """It is gone, so that somebody with its identity can come in its place."""
+        ...
+
+    async def approach(self, attacker: Transport, victim: Transport) -> None:
+        """Be connected to a peer without asking anything of it that it could refuse."""
+        ...
+
+    async def raw_stream(self, attacker: Transport, victim: Transport) -> ByteStream:
+        """A stream on which nothing was said, past the attacker's own gate."""
+        ...
+
+
+Scenario = Callable[[Lab], Coroutine[Any, Any, None]]
+
+
+class MemoryLab:
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._network = MemoryNetwork(random.Random(0))
+        self._stack = stack
+
+    async def peer(self, name: str, gate: GateConfig) -> MemoryTransport:
+        return await self._stack.enter_async_context(self._network.transport(name, gate=gate))
+
+    async def end(self, transport: Transport) -> None:
+        await transport.close()
+
+    async def approach(self, attacker: Transport, victim: Transport) -> None:
+        self._network.introduce(self._network.living[attacker.peer], self._network.living[victim.peer])
+
+    async def raw_stream(self, attacker: Transport, victim: Transport) -> ByteStream:
+        from_, to = self._network.living[attacker.peer], self._network.living[victim.peer]
+        accept = to._accepts[PROTOCOL]
+        return await from_._open_stream(to, lambda stream: to._gate.let_in(stream, PROTOCOL, accept))
+
+
+class Libp2pLab:
+    def __init__(self, stack: AsyncExitStack, directory: Path) -> None:
+        self._stack = stack
+        self._directory = directory
+
+    async def peer(self, name: str, gate: GateConfig) -> Libp2pTransport:
+        config = NetworkConfig(identity=identity_of(name), gate=gate, directory=self._directory)
+        return await self._stack.enter_async_context(open_transport(config))
+
+    async def end(self, transport: Transport) -> None:
+        await transport.close()
+        await asyncio.sleep(0.3)  # until the others' daemons have seen it
+
+    async def approach(self, attacker: Transport, victim: Transport) -> None:
+        assert isinstance(attacker, Libp2pTransport)
+        await attacker._control.connect(victim.peer, [victim.addresses[0].partition("/p2p/")[0]], SOON_S)
+
+    async def raw_stream(self, attacker: Transport, victim: Transport) -> ByteStream:
+        assert isinstance(attacker, Libp2pTransport)
+        return attacker._adopt(await attacker._control.open_stream(victim.peer, PROTOCOL, SOON_S))
+
+
+def run_in_memory(scenario: Scenario) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            await scenario(MemoryLab(stack))
+
+    run_virtual(main())
+
+
+def run_on_libp2p(scenario: Scenario) -> None:
+    async def main() -> None:
+        with tempfile.TemporaryDirectory(prefix="cor-") as directory:
+            async with AsyncExitStack() as stack:
+                await scenario(Libp2pLab(stack, Path(directory)))
+
+    asyncio.run(main())
+
+
+LABS: dict[str, Callable[[Scenario], None]] = {"memory": run_in_memory, "libp2p": run_on_libp2p}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=() if name == "memory" else pytest.mark.slow) for name in LABS])
+def run_in_lab(request: pytest.FixtureRequest) -> Callable[[Scenario], None]:
+    return LABS[request.param]
+
+
+def everywhere(scenario: Scenario) -> Callable[[Callable[[Scenario], None]], None]:
+    def test(run_in_lab: Callable[[Scenario], None]) -> None:
+        run_in_lab(scenario)
+
+    test.__name__ = scenario.__name__
+    return test
+
+
+class Ear:
+    """Keeps what one end of a stream hears, until it ends."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = stream
+        self.heard = bytearray()
+        self.reasons: list[str] = []
+        self._news = asyncio.Event()
+        stream.start(self._on_bytes, self._on_closed)
+
+    def _on_bytes(self, data: Any) -> None:
+        self.heard += data
+        self._news.set()
+
+    def _on_closed(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self._news.set()
+
+    async def until_heard(self, num_bytes: int, within_s: float = SOON_S) -> bytes:
+        async with asyncio.timeout(within_s):
+            while len(self.heard) < num_bytes and not self.reasons:
+                self._news.clear()
+                await self._news.wait()
+        return bytes(self.heard)
+
+    async def until_closed(self, within_s: float = SOON_S) -> bytes:
+        """What was heard in all."""
+        async with asyncio.timeout(within_s):
+            while not self.reasons:
+                self._news.clear()
+                await self._news.wait()
+        return bytes(self.heard)
+
+
+def echo(stream: ByteStream) -> None:
+    stream.start(lambda data: stream.write([bytes(data)]), lambda _reason: None)
+
+
+async def ask(dialer: Transport, listener: Transport, question: bytes) -> bytes:
+    ear = Ear(await dialer.dial(listener.peer, PROTOCOL, timeout_s=SOON_S))
+    ear.stream.write([question])
+    answer = await ear.until_heard(len(question))
+    ear.stream.close()
+    return answer
+
+
+async def values(reader: Transport) -> set[bytes]:
+    return {record.value for record in await reader.records.get(KEY)}
+
+
+async def two_members(lab: Lab, dialer: GateConfig = MEMBER, listener: GateConfig = MEMBER) -> list[Transport]:
+    a, b = await lab.peer("a", dialer), await lab.peer("b", listener)
+    await b.serve(PROTOCOL, echo)
+    await a.join(b.addresses, timeout_s=SOON_S)
+    return [a, b]
+
+
+@everywhere
+async def test_members_talk_and_share_records(lab: Lab) -> None:
+    a, b = await two_members(lab)
+    question = random.Random(1).randbytes(1_000_000)
+    assert await ask(a, b, question) == question
+    assert await a.ping(b.peer, timeout_s=SOON_S) > 0
+    assert await a.records.put(KEY, b"span", 60)
+    assert await values(b) == {b"span"}
+
+
+@everywhere
+async def test_while_keys_rotate_members_with_either_key_are_served(lab: Lab) -> None:
+    a, b = await two_members(lab, GateConfig(keys=(OURS, NEXT)), GateConfig(keys=(NEXT, OURS)))
+    assert await ask(a, b, b"the old key is used") == b"the old key is used"
+    assert await a.records.put(KEY, b"from a", 60)
+    assert await b.records.put(KEY, b"from b", 60)
+    assert await values(a) == await values(b) == {b"from a", b"from b"}
+    await a.serve(PROTOCOL, echo)
+    assert await ask(b, a, b"the new key is used") == b"the new key is used"
+
+
+@pytest.mark.parametrize("outsider", [STRANGER, WRONG], ids=["no key", "wrong key"])
+def test_an_outsider_who_knows_every_address_gets_no_answer(
+    run_in_lab: Callable[[Scenario], None], outsider: GateConfig
+) -> None:
+    async def scenario(lab: Lab) -> None:
+        a, b = await two_members(lab)
+        assert await a.records.put(KEY, b"secret", 60)
+        eve = await lab.peer("eve", outsider)
+        with pytest.raises(NoPeers, match=r"private|key|nobody"):
+            await eve.join([*a.addresses, *b.addresses], timeout_s=1)
+        for victim in (a, b):
+            await lab.approach(eve, victim)
+        assert await values(eve) == set()
+        await eve.records.put(KEY, b"forged", 60)
+        assert await values(a) == await values(b) == {b"secret"}
+        with pytest.raises(HopFailed):
+            await eve.ping(b.peer, timeout_s=1)
+        ear = Ear(await lab.raw_stream(eve, b))
+        ear.stream.write([b"x" * 64])
+        assert len(await ear.until_closed()) == HELLO_BYTES
+        if outsider.is_private:
+            with pytest.raises(HopFailed, match="swarm key"):
+                await eve.dial(b.peer, PROTOCOL, timeout_s=SOON_S)
+        assert await ask(a, b, b"still well") == b"still well"
+
+    run_in_lab(scenario)
+
+
+@everywhere
+async def test_a_member_does_not_speak_to_a_stranger_in_a_members_place(lab: Lab) -> None:
+    a, mallory = await lab.peer("a", MEMBER), await lab.peer("mallory", STRANGER)
+    heard: list[Ear] = []
+    await mallory.serve(PROTOCOL, lambda stream: heard.append(Ear(stream)))
+    await lab.approach(a, mallory)
+    with pytest.raises(HopFailed):
+        await a.dial(mallory.peer, PROTOCOL, timeout_s=1)
+    await asyncio.sleep(0.2)
+    assert [bytes(ear.heard) for ear in heard] == [b""]
+
+
+@everywhere
+async def test_a_recorded_handshake_is_worth_nothing(lab: Lab) -> None:
+    """Mallory has the identities of both members but not the key: in the place of one she lets the other prove
+    itself, and says the very same bytes again in its name."""
+    a = await lab.peer("a", MEMBER)
+    thief = await lab.peer("b", STRANGER)
+    recorded: list[Ear] = []
+
+    def pose(stream: ByteStream) -> None:
+        recorded.append(Ear(stream))
+        stream.write([b"corolla gate 1\n\x00" + bytes(32)])
+
+    await thief.serve(PROTOCOL, pose)
+    await lab.approach(a, thief)
+    with pytest.raises(HopFailed):
+        await a.dial(thief.peer, PROTOCOL, timeout_s=1)
+    proof = bytes(recorded[0].heard)
+    assert len(proof) == ANSWER_BYTES
+    for gone in (a, thief):
+        await lab.end(gone)
+    b, double = await lab.peer("b", MEMBER), await lab.peer("a", STRANGER)
+    await b.serve(PROTOCOL, echo)
+    await lab.approach(double, b)
+    ear = Ear(await lab.raw_stream(double, b))
+    ear.stream.write([proof])
+    assert len(await ear.until_closed()) == HELLO_BYTES
+
+
+@everywhere
+async def test_the_bootstrap_peers_identity_without_the_key_is_worth_nothing(lab: Lab) -> None:
+    boot, a = await lab.peer("boot", MEMBER), await lab.peer("a", MEMBER)
+    await a.serve(PROTOCOL, echo)
+    await a.join(boot.addresses, timeout_s=SOON_S)
+    assert await a.records.put(KEY, b"secret", 60)
+    await lab.end(boot)
+    for gate in (STRANGER, WRONG):
+        thief = await lab.peer("boot", gate)
+        heard: list[Ear] = []
+        await thief.serve(PROTOCOL, lambda stream, heard=heard: heard.append(Ear(stream)))
+        await lab.approach(thief, a)
+        assert await values(thief) == set()
+        ear = Ear(await lab.raw_stream(thief, a))
+        ear.stream.write([bytes(ANSWER_BYTES)])
+        assert len(await ear.until_closed()) == HELLO_BYTES
+        with pytest.raises(HopFailed):
+            await a.dial(thief.peer, PROTOCOL, timeout_s=1)
+        assert not any(ear.heard for ear in heard)
+        assert await values(a) == {b"secret"}
+        await lab.end(thief)
+
+
+@everywhere
+async def test_only_listed_peers_are_served_key_or_not(lab: Lab) -> None:
+    listed = frozenset({identity_of("a").peer})
+    a, b = await two_members(lab, MEMBER, GateConfig(keys=(OURS,), allowed=listed))
+    c = await lab.peer("c", MEMBER)
+    assert await b.records.put(KEY, b"secret", 60)
+    assert await ask(a, b, b"listed") == b"listed"
+    with pytest.raises(NoPeers):
+        await c.join(b.addresses, timeout_s=1)
+    await lab.approach(c, b)
+    assert await values(c) == set()
+    with pytest.raises(HopFailed):
+        await c.dial(b.peer, PROTOCOL, timeout_s=1)
+
+
+@everywhere
+async def test_a_list_works_without_a_key(lab: Lab) -> None:
+    a, b = await two_members(lab, STRANGER, GateConfig(allowed=frozenset({identity_of("a").peer})))
+    c = await lab.peer("c", STRANGER)
+    await lab.approach(c, b)
+    assert await ask(a, b, b"listed") == b"listed"
+    ear = Ear(await c.dial(b.peer, PROTOCOL, timeout_s=SOON_S))
+    ear.stream.write([b"not listed"])
+    assert await ear.until_closed() == b""
+
+
+@everywhere
+async def test_who_says_nothing_or_too_much_is_closed(lab: Lab) -> None:
+    a, b = await two_members(lab)
+    eve = await lab.peer("eve", STRANGER)
+    await lab.approach(eve, b)
+    silent, loud = Ear(await lab.raw_stream(eve, b)), Ear(await lab.raw_stream(eve, b))
+    loud.stream.write([bytes(1_000_000)])
+    assert len(await loud.until_closed()) == HELLO_BYTES
+    assert len(await silent.until_closed(within_s=HANDSHAKE_TIMEOUT_S + SOON_S)) == HELLO_BYTES
+    assert await ask(a, b, b"still well") == b"still well"
