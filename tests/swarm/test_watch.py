@@ -159,3 +159,75 @@ def test_models_are_listed_once_under_their_commonest_name() -> None:
         ]
     )
     assert [(model.name, model.fingerprint) for model in listed] == [("smol", FINGERPRINT), ("smol", other)]
+
+
+def test_a_reading_that_fails_costs_no_server_that_has_not_expired() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a") as a, network.transport("w") as reader:
+            await join_all(boot, a, reader)
+            watcher = Watcher(reader, FINGERPRINT)
+            await a.records.put(KEY, announcement(0, 4).encode(), 120)
+            await watcher.refresh()
+            network.partition([reader.peer], [boot.peer, a.peer])
+            reader.records.forget_all()  # else the copy that it keeps itself, one of three peers, would be found
+            assert set((await watcher.refresh()).servers) == {a.peer}
+            await asyncio.sleep(121)
+            assert not (await watcher.refresh()).servers
+
+    run_virtual(scenario())
+
+
+def test_a_server_that_left_is_gone_even_when_it_was_the_only_one() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a") as a:
+            await join_all(boot, a)
+            watcher = Watcher(boot, FINGERPRINT)
+            await a.records.put(KEY, announcement(0, 4).encode(), 120)
+            assert (await watcher.refresh()).servers
+            left = msgspec.structs.replace(announcement(0, 4), state="left")
+            await a.records.put(KEY, left.encode(), 180)
+            assert not (await watcher.refresh()).servers
+
+    run_virtual(scenario())
+
+
+def test_the_view_survives_the_loss_of_the_bootstrap_peer_and_newcomers_join_by_others() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with (
+            network.transport("boot") as boot,
+            network.transport("a") as a,
+            network.transport("b") as b,
+            network.transport("w") as reader,
+        ):
+            await join_all(boot, a, reader)
+            watcher = Watcher(reader, FINGERPRINT)
+            await a.records.put(KEY, announcement(0, 4).encode(), 180)
+            network.kill(boot.peer)
+            assert set((await watcher.refresh()).servers) == {a.peer}
+            await join_all(a, b)
+            await b.records.put(KEY, announcement(0, 4).encode(), 180)
+            assert set((await watcher.refresh()).servers) == {a.peer, b.peer}
+
+    run_virtual(scenario())
+
+
+def test_after_an_outage_the_view_is_fresh_again_without_anybodys_help() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a") as a, network.transport("w") as reader:
+            await join_all(boot, a, reader)
+            watcher = Watcher(reader, FINGERPRINT)
+            keeping = asyncio.create_task(watcher.keep_fresh(10))
+            network.partition([reader.peer], [boot.peer, a.peer])
+            await a.records.put(KEY, announcement(0, 4).encode(), 180)
+            await asyncio.sleep(60)
+            assert not watcher.view.servers
+            network.heal([reader.peer], [boot.peer, a.peer])
+            await asyncio.sleep(30)
+            assert set(watcher.view.servers) == {a.peer}
+            keeping.cancel()
+
+    run_virtual(scenario())

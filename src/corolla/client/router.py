@@ -165,8 +165,7 @@ class Router:
 
     async def _be_fresh(self) -> None:
         age_s = None if self._read_at is None else loop_time() - self._read_at
-        large_s = min(PERIOD_PER_SERVER_S * len(self.view.servers), LONGEST_PERIOD_S)
-        period_s = max(self._refresh_period_s, large_s)
+        period_s = view_period_s(len(self.view.servers), self._refresh_period_s)
         if age_s is None or age_s > STALE_PERIODS * period_s:
             await self.refresh()
         elif age_s > period_s:
@@ -211,3 +210,8 @@ class Router:
             self._book.saw_no_answer(peer, loop_time())
         else:
             self._book.saw_rtt(peer, rtt_s, loop_time())
+
+
+def view_period_s(num_servers: int, least_s: float) -> float:
+    """How old the view may get while it is used."""
+    return max(least_s, min(PERIOD_PER_SERVER_S * num_servers, LONGEST_PERIOD_S))

@@ -152,7 +152,7 @@ def clean_name(text: str) -> str:
 
 
 def _check_texts(texts: Iterable[str]) -> None:
-    if not all(text.isprintable() for text in texts):
+    if not "".join(texts).isprintable():
         raise AnnouncementRejected("a text has characters that cannot be printed")
 
 

@@ -12,7 +12,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from corolla.ids import Fingerprint, short
+from corolla.client.config import ClientConfig
+from corolla.client.router import view_period_s
+from corolla.ids import Fingerprint, PeerId, short
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport
 from corolla.server.announcer import Announcer
@@ -25,8 +27,7 @@ MODEL = Fingerprint("f" * 32)
 NUM_BLOCKS = 126
 SETTLING_S = 400.0
 """Until what everybody published at the start, not knowing of the others, has expired."""
-CLIENT_PERIOD_S = 30.0
-"""`ClientConfig.refresh_period_s`: a client with requests reads this often, one without never."""
+CLIENT_PERIOD_S = ClientConfig().refresh_period_s
 _DEFAULTS = ServerConfig(model=Path("model"))
 
 
@@ -65,7 +66,7 @@ async def measure_traffic(num_servers: int, *, minutes: float, seed: int = 0) ->
         watcher = Watcher(clients[0], MODEL)
         tasks = [task for server in servers for task in _serve(server, rng)]
         await asyncio.sleep(SETTLING_S)
-        reading = asyncio.create_task(watcher.keep_fresh(CLIENT_PERIOD_S))
+        reading = asyncio.create_task(watcher.keep_fresh(view_period_s(num_servers, CLIENT_PERIOD_S)))
         before = {peer.peer: (peer.traffic.messages, peer.traffic.num_bytes) for peer in (*servers, *clients)}
         await asyncio.sleep(60 * minutes)
         costs = {peer.peer: _cost(before[peer.peer], peer, minutes) for peer in (*servers, *clients)}
@@ -108,7 +109,7 @@ def _cost(before: tuple[int, int], peer: MemoryTransport, minutes: float) -> Cos
 
 
 def _report(
-    servers: list[MemoryTransport], clients: list[MemoryTransport], costs: dict[str, Cost], watcher: Watcher
+    servers: list[MemoryTransport], clients: list[MemoryTransport], costs: dict[PeerId, Cost], watcher: Watcher
 ) -> TrafficReport:
     mine = [costs[server.peer] for server in servers]
     return TrafficReport(

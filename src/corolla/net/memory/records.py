@@ -7,6 +7,7 @@ this costs each peer; here everybody knows everybody, so the steps of a lookup t
 
 import asyncio
 import hashlib
+import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -64,6 +65,11 @@ class Shelf:
         under_key[peer] = (record.expires_at, blob)
         return True
 
+    def most_under_a_key(self, now: float) -> int:
+        """Living records under the fullest key; a key takes `MAX_RECORDS_PER_KEY`."""
+        living = (sum(expires_at > now for expires_at, _ in under_key.values()) for under_key in self._blobs.values())
+        return max(living, default=0)
+
     def blobs(self, key: str) -> Mapping[PeerId, tuple[float, bytes]]:
         """(expiry, blob) of each publisher under `key`; expired ones may still be among them."""
         return self._blobs.get(key, {})
@@ -97,6 +103,15 @@ class MemoryRecords:
         self._round_trip_s = round_trip_s
         self._shelf = Shelf()
         self.traffic: Final = Traffic()
+
+    @property
+    def most_under_a_key(self) -> int:
+        """Living records under the fullest key that this peer keeps."""
+        return self._shelf.most_under_a_key(self._wall_time())
+
+    def forget_all(self) -> None:
+        """Lose what this peer keeps for others, as after a restart."""
+        self._shelf = Shelf()
 
     async def put(self, key: str, value: bytes, lifetime_s: float) -> bool:
         if not 0 < lifetime_s <= MAX_LIFETIME_S:
@@ -157,7 +172,7 @@ def _nearest(key: str, peers: Mapping[PeerId, MemoryRecords]) -> dict[PeerId, Me
     if len(peers) <= REPLICAS:
         return dict(peers)
     target = _hash(key)
-    return {peer: peers[peer] for peer in sorted(peers, key=lambda peer: _hash(peer) ^ target)[:REPLICAS]}
+    return {peer: peers[peer] for peer in heapq.nsmallest(REPLICAS, peers, key=lambda peer: _hash(peer) ^ target)}
 
 
 @lru_cache(maxsize=1 << 16)
