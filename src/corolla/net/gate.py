@@ -2,18 +2,20 @@
 
 One gate for every transport, between its raw streams and whoever serves or dials:
 
-    listener                                   dialer
-    not on our list: closed, nothing read
-    head, nonce L                       →
-                                        ←      nonce D, proof(dialer, protocol, dialer, listener, L, D)
-    wrong, late or too long: closed
-    proof(listener, …the same)          →      wrong: closed, nothing of ours was sent
-    bytes of the protocol               ⇄      bytes of the protocol
+    dialer                                      listener
+    head, nonce D                        →      not on its list: closed, nothing read
+                                         ←      nonce L, proof(listener, protocol, dialer, listener, D, L)
+    no such proof: closed
+    proof(dialer, …the same), and at once
+    the bytes of the protocol            →      wrong, late or too long: closed
 
 Both sides prove the key, for this protocol, between these two identities (which the transport has authenticated),
 over nonces of both: a proof heard once is worth nothing elsewhere, and who holds only somebody's identity proves
-nothing. The dialer waits for the listener's proof, so a stranger in a member's place gets no byte of a session; that
-is the one round trip the gate costs (the listener's nonce comes with the stream's own opening).
+nothing. The dialer waits for the listener's proof, so a stranger in a member's place gets no byte of a session: that
+round trip is what the gate costs (libp2p opens streams without one). The listener speaks first because the other way
+round costs two; a proof tells a stranger nothing about a key of 256 random bits.
+
+Of several keys the listener proves each, and the dialer answers with the first of its own that is among them.
 
 Without a key and a list the gate is not there: nothing changes on the wire.
 """
@@ -41,6 +43,8 @@ HANDSHAKE_TIMEOUT_S: Final = 5.0
 MAX_UNPROVEN: Final = 256
 """Streams that are waiting for a proof; one more closes the oldest. Honest ones take a round trip."""
 
+MAX_KEYS: Final = 4
+
 _HEAD: Final = b"corolla gate 1\n\x00"
 _NONCE_BYTES: Final = 32
 _MAX_LIST_BYTES: Final = 1 << 20
@@ -53,9 +57,15 @@ class GateConfig:
     """Who may talk to us. The default lets everybody in."""
 
     keys: tuple[SwarmKey, ...] = ()
-    """Any is accepted, the first is used; none: an open swarm."""
+    """Any is accepted; none: an open swarm."""
     allowed: frozenset[PeerId] | None = None
     """Peers that may dial us; None: all that prove the key."""
+
+    def __post_init__(self) -> None:
+        if len(self.keys) > MAX_KEYS:
+            raise BadInput(
+                f"{len(self.keys)} swarm keys: at most {MAX_KEYS} at once, the old and the new while rotating"
+            )
 
     @property
     def is_private(self) -> bool:
@@ -84,7 +94,7 @@ class Gate:
             return stream
         gated = GatedStream(stream)
         try:
-            await self._prove_as_dialer(gated, protocol, self.config.keys[0])
+            await self._prove_as_dialer(gated, protocol)
         except _NotProven as fault:
             raise HopFailed(stream.peer, f"it does not prove the swarm key ({fault})") from None
         finally:
@@ -131,27 +141,27 @@ class Gate:
                 log.exception("handler of incoming streams failed", extra={"protocol": protocol})
                 gated.close()
 
-    async def _prove_as_dialer(self, gated: "GatedStream", protocol: str, key: SwarmKey) -> None:
-        hello = await gated.read(len(_HEAD) + _NONCE_BYTES)
-        if not hello.startswith(_HEAD):
-            raise _NotProven("it does not ask for a proof: it may be of an open swarm, or of another version")
+    async def _prove_as_dialer(self, gated: "GatedStream", protocol: str) -> None:
         ours = secrets.token_bytes(_NONCE_BYTES)
-        fields = (protocol.encode(), self._own.encode(), gated.peer.encode(), hello[len(_HEAD) :], ours)
-        gated.write([ours, prove(key, _AS_DIALER, *fields)])
-        if find_prover([key], await gated.read(PROOF_BYTES, is_last=True), _AS_LISTENER, *fields) is None:
-            raise _NotProven("wrong proof")
+        gated.write([_HEAD, ours])
+        theirs = await gated.read(_NONCE_BYTES)
+        fields = (protocol.encode(), self._own.encode(), gated.peer.encode(), ours, theirs)
+        proofs = await gated.read(PROOF_BYTES * (await gated.read(1))[0])
+        key = _find_common(self.config.keys, proofs, _AS_LISTENER, *fields)
+        if key is None:
+            raise _NotProven("it has another")
+        gated.write([prove(key, _AS_DIALER, *fields)])
         gated.let_through()
 
     async def _prove_as_listener(self, gated: "GatedStream", protocol: str) -> None:
-        ours = secrets.token_bytes(_NONCE_BYTES)
-        gated.write([_HEAD, ours])
-        answer = await gated.read(_NONCE_BYTES + PROOF_BYTES)
-        theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-        fields = (protocol.encode(), gated.peer.encode(), self._own.encode(), ours, theirs)
-        key = find_prover(self.config.keys, proof, _AS_DIALER, *fields)
-        if key is None:
+        hello = await gated.read(len(_HEAD) + _NONCE_BYTES)
+        if not hello.startswith(_HEAD):
+            raise _NotProven("no handshake")
+        ours, theirs, keys = secrets.token_bytes(_NONCE_BYTES), hello[len(_HEAD) :], self.config.keys
+        fields = (protocol.encode(), gated.peer.encode(), self._own.encode(), theirs, ours)
+        gated.write([ours, bytes([len(keys)]), *(prove(key, _AS_LISTENER, *fields) for key in keys)])
+        if find_prover(keys, await gated.read(PROOF_BYTES), _AS_DIALER, *fields) is None:
             raise _NotProven("wrong proof")
-        gated.write([prove(key, _AS_LISTENER, *fields)])
         gated.let_through()
 
     def _drop_oldest(self) -> None:
@@ -165,6 +175,15 @@ class Gate:
         stream.close()
 
 
+def _find_common(keys: Sequence[SwarmKey], proofs: bytes, domain: bytes, *fields: bytes) -> SwarmKey | None:
+    """The first of our keys that one of these proofs was made with."""
+    said = [proofs[start : start + PROOF_BYTES] for start in range(0, len(proofs), PROOF_BYTES)]
+    for key in keys:
+        if any(find_prover([key], proof, domain, *fields) for proof in said):
+            return key
+    return None
+
+
 class _NotProven(Exception):
     """The other side is no member, or ended the stream before it said so; in few words of ours."""
 
@@ -172,7 +191,7 @@ class _NotProven(Exception):
 class GatedStream:
     """A stream whose first bytes are the handshake's. Once through, it passes everything on.
 
-    While the handshake runs nobody may send more than it asks for: what a stranger can make us keep is one read.
+    Reading pauses whenever nobody waits for more, so what a stranger can make us keep is one read.
     """
 
     def __init__(self, stream: ByteStream) -> None:
@@ -207,18 +226,16 @@ class GatedStream:
 
     # The handshake.
 
-    async def read(self, num_bytes: int, *, is_last: bool = False) -> bytes:
-        """Exactly these bytes; raises _NotProven when the stream ends, or when more came than the handshake has.
-
-        `is_last`: the peer may go on at once behind them.
-        """
+    async def read(self, num_bytes: int) -> bytes:
+        """Exactly these bytes; raises _NotProven when the stream ends before."""
         while len(self._early) < num_bytes and self._end is None:
             self._wanted = self._loop.create_future()
+            self._stream.resume_reading()
             await self._wanted
         if len(self._early) < num_bytes:
-            raise _NotProven(f"the stream ended in the handshake: {self._end}")
-        if len(self._early) > num_bytes and not is_last:
-            raise _NotProven("more bytes than the handshake has")
+            raise _NotProven(
+                f"the stream ended in the handshake: {self._end}; is its swarm open, or of another version?"
+            )
         data = bytes(self._early[:num_bytes])
         del self._early[:num_bytes]
         return data
@@ -249,6 +266,7 @@ class GatedStream:
             self._on_bytes(data)
             return
         self._early += data
+        self._stream.pause_reading()
         self._wake()
 
     def _note_end(self, reason: str) -> None:
