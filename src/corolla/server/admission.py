@@ -1,0 +1,195 @@
+"""How much of a server one client may take: caps by peer and by address group, and a share kept for listed peers.
+
+Pure: `now` is loop time and comes as an argument; whoever takes something gives it back. A peer id costs nothing, so
+a flood has many of them; its address groups are few (`net/groups.py`), so those are capped as well. What is refused
+is `Overloaded` with the value and the bound: the client takes another server.
+
+    opens a second      a token bucket by peer and by group, so that a burst passes and a flood does not
+    sessions            counted by peer, by group and in all
+    leased tokens       counted likewise
+    bytes in flight     counted likewise: of steps that have come and are not computed
+
+Of what is counted in all, strangers get no more than the part that is not reserved for listed peers; caps by group
+do not hold for those.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from corolla.errors import BadInput, Overloaded
+from corolla.ids import PeerId
+from corolla.net.groups import AddressGroup, group_of
+
+Name = TypeVar("Name", bound=str)
+
+MAX_BUCKETS: Final = 10_000
+"""Names whose rate is remembered. One that has been quiet for a few seconds is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many in a burst, so many a second in the long run."""
+
+    per_s: float
+    burst: float
+
+    def __post_init__(self) -> None:
+        if not (self.per_s > 0 and self.burst >= 1):
+            raise BadInput(f"a rate needs more than 0 a second and a burst of at least 1, not {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """Most that one peer, one address group, and all together may hold."""
+
+    peer: int
+    group: int
+    total: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.peer <= self.group <= self.total:
+            raise BadInput(f"caps must grow from peer to group to total, not {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """The defaults leave room for a gateway with many users at one address, and stop one machine from filling a
+    server. An `Open` costs a server about a millisecond: 80 of them a second are below a tenth of its time."""
+
+    peer_opens: Rate = Rate(per_s=20, burst=64)
+    group_opens: Rate = Rate(per_s=80, burst=256)
+    sessions: Cap = Cap(peer=64, group=192, total=256)
+    leased_tokens: Cap = Cap(peer=32_768, group=49_152, total=65_536)
+    bytes_in_flight: Cap = Cap(peer=64 << 20, group=192 << 20, total=512 << 20)
+    reserved: float = 0.25
+    """Share of each total that only listed peers may take; nothing is kept back when none is listed."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.reserved < 1:
+            raise BadInput(f"the reserved share must be at least 0 and below 1, not {self.reserved}")
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """Who asks for something; made by `Admission.guest`."""
+
+    peer: PeerId
+    group: AddressGroup | None
+    """None when the network cannot tell: then only the peer is counted."""
+    is_listed: bool
+
+
+@dataclass(slots=True)
+class Buckets:
+    """A token bucket for each name."""
+
+    rate: Rate
+    limit: int = MAX_BUCKETS
+    _spent: dict[str, tuple[float, float]] = field(default_factory=lambda: dict[str, tuple[float, float]]())
+    """Tokens missing in the bucket, and when that was so. A full bucket needs no entry."""
+
+    def take(self, name: str, now: float) -> bool:
+        """False: it has had as many as the rate allows."""
+        missing = self._missing(name, now)
+        if missing + 1 > self.rate.burst or (name not in self._spent and not self._has_room(now)):
+            return False
+        self._spent[name] = (missing + 1, now)
+        return True
+
+    def _missing(self, name: str, now: float) -> float:
+        missing, at = self._spent.get(name, (0.0, now))
+        return max(0.0, missing - (now - at) * self.rate.per_s)
+
+    def _has_room(self, now: float) -> bool:
+        if len(self._spent) >= self.limit:
+            self._spent = {name: spent for name, spent in self._spent.items() if self._missing(name, now) > 0}
+        return len(self._spent) < self.limit
+
+
+@dataclass(slots=True)
+class Holdings:
+    """Who holds how much of one thing."""
+
+    what: str
+    cap: Cap
+    reserved: float
+    total: int = 0
+    _by_peer: Counter[PeerId] = field(default_factory=lambda: Counter[PeerId]())
+    _by_group: Counter[AddressGroup] = field(default_factory=lambda: Counter[AddressGroup]())
+
+    def take(self, guest: Guest, amount: int) -> None:
+        """Raises Overloaded when it would be over a cap; then nothing was taken."""
+        self.check(guest, amount)
+        self._change(guest, amount)
+
+    def give_back(self, guest: Guest, amount: int) -> None:
+        self._change(guest, -amount)
+
+    def check(self, guest: Guest, amount: int) -> None:
+        self._refuse_above(f"{self.what} of one client", self._by_peer[guest.peer] + amount, self.cap.peer)
+        if guest.group is not None and not guest.is_listed:
+            self._refuse_above(f"{self.what} of one address", self._by_group[guest.group] + amount, self.cap.group)
+        total = self.cap.total if guest.is_listed else int(self.cap.total * (1 - self.reserved))
+        self._refuse_above(f"{self.what} in all", self.total + amount, total)
+
+    def held_by(self, peer: PeerId) -> int:
+        return self._by_peer[peer]
+
+    def _refuse_above(self, what: str, value: int, bound: int) -> None:
+        if value > bound:
+            raise Overloaded(f"{what}: {value}, at most {bound} here", value=str(value), bound=str(bound))
+
+    def _change(self, guest: Guest, amount: int) -> None:
+        self.total += amount
+        _count(self._by_peer, guest.peer, amount)
+        if guest.group is not None:
+            _count(self._by_group, guest.group, amount)
+        assert self.total >= 0, "given back more than was taken"
+
+
+class Admission:
+    """One server's caps. Belongs to the loop it is used on."""
+
+    def __init__(self, limits: AdmissionLimits | None = None, listed: frozenset[PeerId] = frozenset()) -> None:
+        self.limits: Final = limits or AdmissionLimits()
+        self._listed = listed
+        self._peer_opens, self._group_opens = Buckets(self.limits.peer_opens), Buckets(self.limits.group_opens)
+        reserved = self.limits.reserved if listed else 0.0
+        self.sessions: Final = Holdings("sessions", self.limits.sessions, reserved)
+        self.leased_tokens: Final = Holdings("leased tokens", self.limits.leased_tokens, reserved)
+        self.bytes_in_flight: Final = Holdings("bytes in flight", self.limits.bytes_in_flight, reserved)
+
+    def guest(self, peer: PeerId, address: str | None) -> Guest:
+        """`address`: as the transport tells it (`peer_address`), None when it cannot."""
+        return Guest(peer, group_of(address), peer in self._listed)
+
+    def admit_open(self, guest: Guest, tokens: int, now: float) -> None:
+        """Take a session with a lease of `tokens` (positions × rows). Raises Overloaded; then nothing is held."""
+        self._count_open(guest, now)
+        self.sessions.check(guest, 1)
+        self.leased_tokens.take(guest, tokens)
+        self.sessions.take(guest, 1)
+
+    def close_session(self, guest: Guest, tokens: int) -> None:
+        """Give back what `admit_open` took."""
+        self.sessions.give_back(guest, 1)
+        self.leased_tokens.give_back(guest, tokens)
+
+    def _count_open(self, guest: Guest, now: float) -> None:
+        if not self._peer_opens.take(guest.peer, now):
+            raise _too_often("one client", self.limits.peer_opens)
+        if guest.group is not None and not guest.is_listed and not self._group_opens.take(guest.group, now):
+            raise _too_often("one address", self.limits.group_opens)
+
+
+def _too_often(who: str, rate: Rate) -> Overloaded:
+    text = f"sessions opened by {who}: more than {rate.burst:g} at once and {rate.per_s:g} a second"
+    return Overloaded(text, value=f"over {rate.burst:g}", bound=f"{rate.per_s:g}/s")
+
+
+def _count(counter: "Counter[Name]", name: Name, amount: int) -> None:
+    """Names that hold nothing are forgotten: strangers must not grow the table."""
+    counter[name] += amount
+    if not counter[name]:
+        del counter[name]
