@@ -14,6 +14,7 @@ class Note:
     ran: list[int]
     number: int
     is_prefill: bool = False
+    session_key: str = "one"
     gate: threading.Event | None = None
     started: threading.Event = field(default_factory=threading.Event)
 
@@ -31,7 +32,7 @@ def test_what_waits_while_one_runs_is_taken_together_decodes_first() -> None:
         thread.submit([first])
         await asyncio.to_thread(first.started.wait, 10)
         thread.submit([Note(ran, 1, is_prefill=True), Note(ran, 2, is_prefill=True)])
-        thread.submit([Note(ran, 3)])
+        thread.submit([Note(ran, 3, session_key="other")])
         assert thread.waiting == 4
         gate.set()
         await thread.close()

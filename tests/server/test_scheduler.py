@@ -1,5 +1,6 @@
-"""Which steps run together: everyone's decode, and one prefill chunk between them."""
+"""Which steps run together: everyone's next decode, one prefill chunk between them, each session in order."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -11,32 +12,55 @@ from corolla.server.scheduler import Scheduler
 @dataclass(frozen=True)
 class Item:
     number: int
+    session_key: str
     is_prefill: bool
 
 
-@given(st.lists(st.booleans(), max_size=50))
-def test_every_step_runs_once_decodes_first_and_prefills_one_at_a_time_in_order(kinds: list[bool]) -> None:
-    scheduler: Scheduler[Item] = Scheduler()
-    for number, is_prefill in enumerate(kinds):
-        scheduler.add(Item(number, is_prefill))
-    assert len(scheduler) == len(kinds)
+def passes_of(scheduler: Scheduler[Item]) -> list[list[Item]]:
     passes: list[list[Item]] = []
     while batch := scheduler.take():
         passes.append(batch)
+    return passes
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=50))
+def test_every_step_runs_once_and_each_sessions_steps_in_their_order(kinds: list[tuple[str, bool]]) -> None:
+    scheduler: Scheduler[Item] = Scheduler()
+    for number, (session, is_prefill) in enumerate(kinds):
+        scheduler.add(Item(number, session, is_prefill))
+    assert len(scheduler) == len(kinds)
+    passes = passes_of(scheduler)
+    assert len(scheduler) == 0
     ran = [item for batch in passes for item in batch]
     assert sorted(item.number for item in ran) == list(range(len(kinds)))
-    for is_prefill in (True, False):
-        order = [item.number for item in ran if item.is_prefill == is_prefill]
-        assert order == sorted(order)
-    assert all(sum(item.is_prefill for item in batch) <= 1 for batch in passes)
-    if passes:
-        assert [item.is_prefill for item in passes[0]] == sorted(item.is_prefill for item in passes[0])
+    by_session: dict[str, list[int]] = defaultdict(list)
+    for item in ran:
+        by_session[item.session_key].append(item.number)
+    assert all(numbers == sorted(numbers) for numbers in by_session.values())
+    for batch in passes:
+        assert sum(item.is_prefill for item in batch) <= 1
+        assert len({item.session_key for item in batch}) == len(batch)
 
 
 def test_a_decode_that_comes_during_a_long_prompt_waits_for_one_chunk_only() -> None:
     scheduler: Scheduler[Item] = Scheduler()
     for number in range(3):
-        scheduler.add(Item(number, is_prefill=True))
+        scheduler.add(Item(number, "long", is_prefill=True))
     assert [item.number for item in scheduler.take()] == [0]
-    scheduler.add(Item(9, is_prefill=False))
+    scheduler.add(Item(9, "other", is_prefill=False))
     assert [item.number for item in scheduler.take()] == [9, 1]
+
+
+def test_a_sessions_single_step_does_not_overtake_its_own_chunks() -> None:
+    """A replay is a chunk and then single steps; run the other way round, they build another cache."""
+    scheduler: Scheduler[Item] = Scheduler()
+    for number, is_prefill in enumerate((True, False, False, True)):
+        scheduler.add(Item(number, "one", is_prefill))
+    assert [[item.number for item in batch] for batch in passes_of(scheduler)] == [[0], [1], [2], [3]]
+
+
+def test_two_prompts_take_turns() -> None:
+    scheduler: Scheduler[Item] = Scheduler()
+    for number, session in enumerate("aabb"):
+        scheduler.add(Item(number, session, is_prefill=True))
+    assert [[item.number for item in batch] for batch in passes_of(scheduler)] == [[0], [1], [2], [3]]

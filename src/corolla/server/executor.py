@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeVar
 
 from corolla.server.scheduler import Scheduler
@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 class Job(Protocol):
     """One step to run. `run` sends its own result and keeps its own errors: it must not raise."""
+
+    @property
+    def session_key(self) -> Hashable: ...
 
     @property
     def is_prefill(self) -> bool: ...
@@ -135,20 +138,40 @@ class DeviceThread:
 
 
 class InlineExecutor:
-    """Computes on the event loop, at once: for the in-memory swarm, whose clock is virtual."""
+    """Computes on the event loop, pass by pass: for the in-memory swarm, whose clock is virtual."""
 
-    waiting = 0
     queue_s = 0.0
 
+    def __init__(self) -> None:
+        self._scheduler: Scheduler[Job] = Scheduler()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._scheduler)
+
     def submit(self, jobs: Sequence[Job]) -> None:
+        if not self._scheduler:
+            asyncio.get_running_loop().call_soon(self._run_pass)
         for job in jobs:
-            job.run()
+            self._scheduler.add(job)
 
     async def call(self, work: Callable[[], T]) -> T:
+        while self._scheduler:
+            self._run_jobs()
         return work()
 
     async def close(self) -> None:
-        return None
+        while self._scheduler:
+            self._run_jobs()
+
+    def _run_pass(self) -> None:
+        self._run_jobs()
+        if self._scheduler:
+            asyncio.get_running_loop().call_soon(self._run_pass)
+
+    def _run_jobs(self) -> None:
+        for job in self._scheduler.take():
+            job.run()
 
 
 def _settle(done: "asyncio.Future[T]", result: T | None, failure: Exception | None) -> None:

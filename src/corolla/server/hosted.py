@@ -114,6 +114,10 @@ class StepJob:
     arrived: float = field(default_factory=time.perf_counter)
 
     @property
+    def session_key(self) -> int:
+        return id(self.session)
+
+    @property
     def is_prefill(self) -> bool:
         return self.new_tokens > 1
 

@@ -1,0 +1,149 @@
+"""The server's side of placement: claim a span so that no two take the same gap, and move when it is worth it.
+
+Decisions are `swarm/placement.py` and `swarm/rebalance.py`; here is the talk around them. A claim is an announcement
+with the state `joining` and the intended span. Then one waits a moment and reads again: a claim that appeared
+meanwhile, overlaps ours and comes from a lower peer id has precedence, and we choose anew with it counted. Claims
+seen at the first look were counted already, and their owners cannot have known ours: nobody yields to those twice.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from corolla.ids import PeerId
+from corolla.swarm.cost import CostModel
+from corolla.swarm.rebalance import Model, choose_move
+from corolla.swarm.view import ServerView, View
+
+log = logging.getLogger(__name__)
+
+MAX_CLAIMS: Final = 8
+"""After so many the last choice stands: two servers on one span beat none that serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingConfig:
+    """Times in seconds."""
+
+    least_wait_s: float = 1.0
+    """From a claim to the second look; longer than a record takes to be seen by all."""
+    longest_wait_s: float = 3.0
+    mean_check_s: float = 60.0
+    """Between two looks whether to move: uniform between none and twice this, so that servers take turns."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least_wait_s <= self.longest_wait_s or not self.mean_check_s > 0:
+            raise ValueError(f"placing needs 0 < least_wait_s ≤ longest_wait_s and mean_check_s above 0, not {self}")
+
+
+class Publisher(Protocol):
+    """How a server reads the swarm and says where it stands."""
+
+    async def read(self) -> View: ...
+
+    async def claim(self, span: range) -> None:
+        """Announce the state `joining` on this span."""
+        ...
+
+    async def stay(self) -> None:
+        """Announce again what is served, in the place of a claim that was given up."""
+        ...
+
+
+async def claim_span(
+    publisher: Publisher, own: PeerId, choose: Callable[[View], range], *, rng: random.Random, config: PlacingConfig
+) -> range:
+    """The span to load, claimed against others who join at the same time. `choose` is a pure choice from a view."""
+    seen = await publisher.read()
+    span = choose(seen)
+    for _ in range(MAX_CLAIMS):
+        await publisher.claim(span)
+        await asyncio.sleep(rng.uniform(config.least_wait_s, config.longest_wait_s))
+        now = await publisher.read()
+        if not any(_overlaps(rival, span) for rival in rivals(now, seen, own)):
+            return span
+        again = choose(without_inferior(now, seen, own))
+        if again == span:
+            return span
+        log.info("another server was first", extra={"blocks": f"{span.start}:{span.stop}"})
+        span, seen = again, now
+    return span
+
+
+def rivals(now: View, seen: View, own: PeerId) -> list[ServerView]:
+    """Claims that have precedence over ours: new since we chose, and of a lower peer id."""
+    return [server for server in _new_claims(now, seen) if server.peer < own]
+
+
+def without_inferior(now: View, seen: View, own: PeerId) -> View:
+    """The view that a claim is judged by: without those new ones that must give way to ours."""
+    return now.without([own, *(server.peer for server in _new_claims(now, seen) if server.peer > own)])
+
+
+def _new_claims(now: View, seen: View) -> list[ServerView]:
+    def is_new(server: ServerView) -> bool:
+        before = seen.servers.get(server.peer)
+        said = server.announcement
+        return said.state == "joining" and (
+            before is None
+            or (before.start, before.end, before.announcement.state) != (said.start, said.end, said.state)
+        )
+
+    return [server for server in now.servers.values() if is_new(server)]
+
+
+def _overlaps(server: ServerView, span: range) -> bool:
+    return server.start < span.stop and span.start < server.end
+
+
+async def keep_placed(
+    publisher: Publisher,
+    own: PeerId,
+    move: Callable[[range], Awaitable[None]],
+    *,
+    cuts: Collection[int] | None,
+    cost: CostModel,
+    rng: random.Random,
+    config: PlacingConfig,
+) -> None:
+    """Look again and again whether the swarm would be better with this server elsewhere, and go. Until cancelled.
+
+    `move` brings the server to a span and returns when it is announced there: load, drain and switch are its own
+    (`memory.transition` says in which order).
+    """
+    while True:
+        await asyncio.sleep(rng.uniform(0.0, 2 * config.mean_check_s))
+        span = await claim_move(publisher, own, cuts=cuts, cost=cost, rng=rng, config=config)
+        if span is not None:
+            log.info("moving", extra={"blocks": f"{span.start}:{span.stop}"})
+            await move(span)
+
+
+async def claim_move(
+    publisher: Publisher,
+    own: PeerId,
+    *,
+    cuts: Collection[int] | None,
+    cost: CostModel,
+    rng: random.Random,
+    config: PlacingConfig,
+) -> range | None:
+    """Where to move to now, claimed; None: nowhere."""
+    seen = await publisher.read()
+    here = seen.servers.get(own)
+    if here is None or not here.is_online:
+        return None
+    model = Model(seen.num_blocks, None if cuts is None else frozenset(cuts))
+    span = choose_move(seen, own, model, cost)
+    if span is None:
+        return None
+    await publisher.claim(span)
+    await asyncio.sleep(rng.uniform(config.least_wait_s, config.longest_wait_s))
+    now = without_inferior(await publisher.read(), seen, own).including(here)
+    if choose_move(now, own, model, cost) == span:
+        return span
+    await publisher.stay()
+    return None
