@@ -43,7 +43,7 @@ class ModelFiles(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class LocalFiles:
     """A directory of the user's."""
 

@@ -96,21 +96,24 @@ def load_pruned(
     *,
     dtype: torch.dtype | None,
     device: torch.device | str,
+    is_mapped: bool = False,
 ) -> PreTrainedModel:
     """An instance of `kind` with the checkpoint's weights. `outline`: the same, pruned, on the meta device.
 
-    Raises BadInput when a tensor is missing or has another shape than the config says.
+    `is_mapped`: leave the weights on the disk until they are touched. Raises BadInput when a tensor is missing or has
+    another shape than the config says, or what getting them from a hub raised.
     """
+    needed = needed_tensors(checkpoint, outline)
     options: dict[str, Any] = {
         "config": copy.deepcopy(outline.config),
-        "state_dict": {name: StoredTensor(checkpoint.tensors[name]) for name in needed_tensors(checkpoint, outline)},
+        "state_dict": {name: StoredTensor(checkpoint.tensors[name], is_mapped=is_mapped) for name in needed},
         "dtype": dtype or checkpoint_dtype(checkpoint, outline.config),
         "output_loading_info": True,
     }
     if str(device) != "cpu":
         options["device_map"] = {"": device}
     try:
-        with quiet():
+        with checkpoint.hold(needed), quiet():
             loaded = kind.from_pretrained(None, **options)
     except RuntimeError as error:
         raise BadInput(f"{checkpoint.directory}: does not load: {str(error).strip().splitlines()[0]}") from error

@@ -1,9 +1,11 @@
 """Tensors still on disk, which the ordinary loader reads when it comes to them.
 
-transformers' loader takes a state dict and asks each entry for `[...]` only when it converts it. So a span's tensors
-are read by byte range straight into memory of their own: no copy on disk, nothing mapped that could vanish under us.
+transformers' loader takes a state dict and asks each entry for `[...]` only when it converts it. A server's tensors
+are read by byte range straight into memory of their own: every step needs all of them. A client's are mapped: of the
+embeddings it touches the rows of its own words only, and what the system drops under pressure it can read again.
 """
 
+import mmap
 from types import EllipsisType
 from typing import Final
 
@@ -35,29 +37,54 @@ _ALIGNMENT: Final = 64
 
 
 class StoredTensor:
-    """A checkpoint's entry as transformers' loader wants it: `[...]` reads it."""
+    """A checkpoint's entry as transformers' loader wants it: `[...]` reads it, or maps it."""
 
-    def __init__(self, info: TensorInfo) -> None:
+    def __init__(self, info: TensorInfo, *, is_mapped: bool = False) -> None:
         self.info = info
+        self.is_mapped = is_mapped
         self.shape = torch.Size(info.shape)
         self.dtype = stored_dtype(info)
 
     def __getitem__(self, _everything: EllipsisType) -> Tensor:
-        return read_tensor(self.info)
+        return map_tensor(self.info) if self.is_mapped else read_tensor(self.info)
 
 
 def read_tensor(info: TensorInfo) -> Tensor:
     """One tensor, read into memory of its own. Raises BadInput when the file has shrunk since it was opened."""
     content = _room_for(info)
     rest = bytes_of(content)
-    with info.file.open("rb", buffering=0) as stream:
-        stream.seek(info.start)
-        while rest:
-            num_read = stream.readinto(rest)
-            if not num_read:
-                raise BadInput(f"{info.file}: ends before byte {info.end}; it was truncated after it was opened")
-            rest = rest[num_read:]
+    try:
+        with info.file.open("rb", buffering=0) as stream:
+            stream.seek(info.start)
+            while rest:
+                num_read = stream.readinto(rest)
+                if not num_read:
+                    raise BadInput(f"{info.file}: ends before byte {info.end}; it was truncated after it was opened")
+                rest = rest[num_read:]
+    except OSError as error:
+        raise BadInput(f"{info.file}: cannot be read: {error.strerror}") from error
     return content.view(stored_dtype(info)).reshape(info.shape)
+
+
+def map_tensor(info: TensorInfo) -> Tensor:
+    """One tensor, mapped from its file: memory is taken as it is touched, and changes stay here.
+
+    The file may be removed meanwhile, but not cut. What cannot be mapped (nothing, or an element across a boundary)
+    is read. Raises BadInput when the file has shrunk since it was opened.
+    """
+    dtype = stored_dtype(info)
+    if not info.nbytes or info.start % dtype.itemsize:
+        return read_tensor(info)
+    first = info.start - info.start % mmap.ALLOCATIONGRANULARITY
+    try:
+        with info.file.open("rb") as stream:
+            mapped = mmap.mmap(stream.fileno(), info.end - first, access=mmap.ACCESS_COPY, offset=first)
+    except OSError as error:
+        raise BadInput(f"{info.file}: cannot be read: {error.strerror}") from error
+    except ValueError:
+        raise BadInput(f"{info.file}: ends before byte {info.end}; it was truncated after it was opened") from None
+    content = torch.frombuffer(mapped, dtype=torch.uint8, count=info.nbytes, offset=info.start - first)
+    return content.view(dtype).reshape(info.shape)
 
 
 def _room_for(info: TensorInfo) -> Tensor:

@@ -1,0 +1,46 @@
+"""How far a download is, for people: bytes, seconds, and what it waits for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A download under way. `waiting` says for what, when nothing comes; empty otherwise."""
+
+    what: str
+    done_bytes: int
+    total_bytes: int
+    seconds: float
+    waiting: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        return self.done_bytes >= self.total_bytes
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to go at the pace so far; None before there is one."""
+        if not self.done_bytes or self.seconds <= 0:
+            return None
+        return (self.total_bytes - self.done_bytes) * self.seconds / self.done_bytes
+
+    def __str__(self) -> str:
+        words = f"{self.what}: {_megabytes(self.done_bytes)} of {_megabytes(self.total_bytes)} MB, {self.seconds:.0f} s"
+        if self.waiting:
+            return f"{words}, waiting: {self.waiting}"
+        if self.is_done or self.left_s is None:
+            return words
+        return f"{words}, about {self.left_s:.0f} s left"
+
+
+Progress = Callable[[Transfer], None]
+"""Is told a few times a second how far it is. What it raises ends the download; what has come stays in the cache."""
+
+
+def show_nothing(_transfer: Transfer) -> None:
+    """For callers that show no progress."""
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f}" if num_bytes < 100e6 else f"{num_bytes / 1e6:,.0f}"
