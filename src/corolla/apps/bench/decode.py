@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.bench.setup import ONE_THREAD, describe_setup, model_s, spread, start_chains
-from corolla.apps.demo.processes import Processes
+from corolla.apps.processes import Processes
 
 PROMPT_TOKENS = 16
 NEW_TOKENS = 64

@@ -21,7 +21,7 @@ from torch.nn import functional
 from corolla.apps.bench.echo import measure_echo
 from corolla.apps.bench.setup import ONE_THREAD, Chain, describe_setup, model_s, spread, start_chains
 from corolla.apps.cli.network import client_network
-from corolla.apps.demo.processes import Processes
+from corolla.apps.processes import Processes
 from corolla.client.config import ClientConfig
 from corolla.client.router import ServedModel
 from corolla.client.swarm import Swarm, join_swarm
@@ -150,6 +150,6 @@ def _print_hops(console: Console, figures: HopFigures, echoes_s: list[float]) ->
 
 def _print_span_overhead(console: Console, cost: SpanOverhead) -> None:
     console.print(
-        f"the skeleton costs {1000 * cost.overhead_s:.2f} ms per span of {cost.num_blocks} blocks over calling the same "
-        f"blocks directly ({1000 * cost.skeleton_s:.2f} against {1000 * cost.direct_s:.2f} ms)"
+        f"the skeleton costs {1000 * cost.overhead_s:.2f} ms per span of {cost.num_blocks} blocks over calling the "
+        f"same blocks directly ({1000 * cost.skeleton_s:.2f} against {1000 * cost.direct_s:.2f} ms)"
     )

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from corolla.apps.cli.progress import progress
-from corolla.apps.demo.cache import user_cache
-from corolla.apps.demo.processes import Processes
+from corolla.apps.processes import Processes
+from corolla.models.disk_cache import user_cache
 
 READY_TIMEOUT_S = 180.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

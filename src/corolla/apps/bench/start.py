@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 
 from corolla.apps.bench.setup import ONE_THREAD, READY_TIMEOUT_S, describe_setup, model_s, spread, start_chains
-from corolla.apps.demo.processes import Processes
+from corolla.apps.processes import Processes
 
 CLIENT = """
 import sys

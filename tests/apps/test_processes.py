@@ -1,4 +1,4 @@
-"""The demo's processes: known when ready, and none outlives the demo, however it ends."""
+"""Child processes: known when ready, and none outlives its parent, however that ends."""
 
 import signal
 import subprocess
@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from corolla.apps.demo.processes import Processes, parse_ready
+from corolla.apps.processes import STOP_TIMEOUT_S, Processes, parse_ready
 from corolla.errors import SwarmError
 
 PARENT = """
 import time
-from corolla.apps.demo.processes import Processes
+from corolla.apps.processes import Processes
 
 with Processes() as processes:
     children = [processes.start(f"peer {number}", "bootstrap") for number in range(2)]
@@ -75,3 +75,39 @@ def test_no_process_outlives_its_parent(end: Callable[[subprocess.Popen[bytes]],
     parent.stdout.close()
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive
+
+
+@pytest.mark.slow
+def test_a_family_is_frozen_thawed_and_killed_together() -> None:
+    with Processes() as processes:
+        child = processes.start("the peer", "bootstrap")
+        child.wait_ready(time.monotonic() + 30)
+        family = [psutil.Process(child.process.pid), psutil.Process(child.daemon_pid)]
+        child.freeze()
+        assert states_of(family, psutil.STATUS_STOPPED) == {psutil.STATUS_STOPPED}
+        child.thaw()
+        assert psutil.STATUS_STOPPED not in states_of(family, psutil.STATUS_SLEEPING)
+        child.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+        with pytest.raises(SwarmError, match="it has 0"):
+            _ = child.daemon_pid
+
+
+@pytest.mark.slow
+def test_a_frozen_child_ends_with_the_others() -> None:
+    with Processes() as processes:
+        child = processes.start("the peer", "bootstrap")
+        child.wait_ready(time.monotonic() + 30)
+        child.freeze()
+        began = time.monotonic()
+    assert child.process.returncode == 0
+    assert time.monotonic() - began < STOP_TIMEOUT_S
+
+
+def states_of(family: list[psutil.Process], wanted: str) -> set[str]:
+    """Their states, once all are as wanted; a signal takes a moment to arrive."""
+    deadline = time.monotonic() + 5
+    while {process.status() for process in family} != {wanted} and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return {process.status() for process in family}

@@ -1,13 +1,18 @@
-"""`corolla` processes that the demo starts: known by their `ready` line, and gone when it is, however it ends.
+"""`corolla` processes that the demo, benchmarks and tests start: known by their `ready` line, gone when we are.
 
 Each child holds our end of a pipe as its standard input and runs with `--exit-with-parent`: when we die, even by
 `kill -9`, the system closes the pipe and the child leaves. Each has its own session, so that Ctrl-C in the
 terminal reaches us alone and we end them in order.
+
+A child is a family of two: Python and its network daemon. `signal_family` reaches both, as the end of a machine
+would; `daemon_pid` names the daemon, for what happens to one of them alone.
 """
 
+import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,6 +64,32 @@ class Child:
                 raise SwarmError(f"{self.name} ended before it was ready; {self._last_words()}")
         return parse_ready(line)
 
+    @property
+    def daemon_pid(self) -> int:
+        """Its network daemon, which runs in a process session of its own."""
+        daemons = children_of(self.process.pid)
+        if len(daemons) != 1:
+            raise SwarmError(f"{self.name} should have one child, its network daemon; it has {len(daemons)}")
+        return daemons[0]
+
+    def signal_family(self, which: signal.Signals) -> None:
+        """Send a signal to Python and its daemon, at (almost) the same moment."""
+        for pid in [*children_of(self.process.pid), self.process.pid]:
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, which)
+
+    def kill(self) -> None:
+        """End the whole family without a word, as pulling the plug of its machine would."""
+        self.signal_family(signal.SIGKILL)
+        self.process.wait(timeout=STOP_TIMEOUT_S)
+
+    def freeze(self) -> None:
+        """Stop the whole family: it is there, holds its connections and says nothing."""
+        self.signal_family(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.signal_family(signal.SIGCONT)
+
     def _last_words(self) -> str:
         lines = self.log_path.read_text(errors="replace").split("\n")
         said = [line for line in lines if line.strip()]
@@ -71,7 +102,7 @@ class Processes:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = {**os.environ, **(environment or {})}
         self._children: list[Child] = []
-        self._logs = tempfile.TemporaryDirectory(prefix="corolla-demo-")
+        self._logs = tempfile.TemporaryDirectory(prefix="corolla-logs-")
 
     def start(self, name: str, *arguments: str) -> Child:
         """Run `corolla ARGUMENTS --json --exit-with-parent`."""
@@ -101,11 +132,19 @@ class Processes:
         """Ask all to leave, last started first; end those that do not within the bound."""
         for child in reversed(self._children):
             child.process.terminate()
+            child.thaw()  # a stopped process hears nothing
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for child in self._children:
             _wait_or_kill(child.process, deadline)
         self._children.clear()
         self._logs.cleanup()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that this one has started and that are there still."""
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, check=True)  # noqa: S607 - in PATH
+    pairs = [line.split() for line in listing.stdout.splitlines()]
+    return [int(child) for child, parent in pairs if int(parent) == pid]
 
 
 def parse_ready(line: bytes) -> Ready:
