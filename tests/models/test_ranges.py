@@ -1,5 +1,7 @@
 """Ranges stand for sets of bytes: each operation does to the ranges what it says of the sets."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ def bytes_in(ranges):
 def test_merged_ranges_hold_the_same_bytes_in_order_and_apart(ranges):
     merged = merge(ranges)
     assert bytes_in(merged) == bytes_in(ranges)
-    assert all(earlier[1] < later[0] for earlier, later in zip(merged, merged[1:], strict=False))
+    assert all(earlier[1] < later[0] for earlier, later in pairwise(merged))
     assert count_bytes(merged) == len(bytes_in(ranges))
 
 

