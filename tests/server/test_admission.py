@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from corolla.errors import BadInput, Overloaded
 from corolla.ids import PeerId
+from corolla.net.buckets import Buckets, Rate
 from corolla.net.groups import group_of
-from corolla.server.admission import Admission, AdmissionLimits, Buckets, Cap, Guest, Rate
+from corolla.server.admission import Admission, AdmissionLimits, Cap, Guest
 
 LIMITS = AdmissionLimits(
     peer_opens=Rate(per_s=1, burst=2),

@@ -19,24 +19,10 @@ from typing import Final, TypeVar
 
 from corolla.errors import BadInput, Overloaded
 from corolla.ids import PeerId
+from corolla.net.buckets import Buckets, Rate
 from corolla.net.groups import AddressGroup, group_of
 
 Name = TypeVar("Name", bound=str)
-
-MAX_BUCKETS: Final = 10_000
-"""Names whose rate is remembered. One that has been quiet for a few seconds is forgotten."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """So many in a burst, so many a second in the long run."""
-
-    per_s: float
-    burst: float
-
-    def __post_init__(self) -> None:
-        if not (self.per_s > 0 and self.burst >= 1):
-            raise BadInput(f"a rate needs more than 0 a second and a burst of at least 1, not {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +43,11 @@ class AdmissionLimits:
     """The defaults leave room for a gateway with many users at one address, and stop one machine from filling a
     server. An `Open` costs a server about a millisecond: 80 of them a second are below a tenth of its time."""
 
-    peer_opens: Rate = Rate(per_s=20, burst=64)
-    group_opens: Rate = Rate(per_s=80, burst=256)
-    sessions: Cap = Cap(peer=64, group=192, total=256)
-    leased_tokens: Cap = Cap(peer=32_768, group=49_152, total=65_536)
-    bytes_in_flight: Cap = Cap(peer=64 << 20, group=192 << 20, total=512 << 20)
+    peer_opens: Rate = field(default=Rate(per_s=20, burst=64))
+    group_opens: Rate = field(default=Rate(per_s=80, burst=256))
+    sessions: Cap = field(default=Cap(peer=64, group=192, total=256))
+    leased_tokens: Cap = field(default=Cap(peer=32_768, group=49_152, total=65_536))
+    bytes_in_flight: Cap = field(default=Cap(peer=64 << 20, group=192 << 20, total=512 << 20))
     reserved: float = 0.25
     """Share of each total that only listed peers may take; nothing is kept back when none is listed."""
 
@@ -78,33 +64,6 @@ class Guest:
     group: AddressGroup | None
     """None when the network cannot tell: then only the peer is counted."""
     is_listed: bool
-
-
-@dataclass(slots=True)
-class Buckets:
-    """A token bucket for each name."""
-
-    rate: Rate
-    limit: int = MAX_BUCKETS
-    _spent: dict[str, tuple[float, float]] = field(default_factory=lambda: dict[str, tuple[float, float]]())
-    """Tokens missing in the bucket, and when that was so. A full bucket needs no entry."""
-
-    def take(self, name: str, now: float) -> bool:
-        """False: it has had as many as the rate allows."""
-        missing = self._missing(name, now)
-        if missing + 1 > self.rate.burst or (name not in self._spent and not self._has_room(now)):
-            return False
-        self._spent[name] = (missing + 1, now)
-        return True
-
-    def _missing(self, name: str, now: float) -> float:
-        missing, at = self._spent.get(name, (0.0, now))
-        return max(0.0, missing - (now - at) * self.rate.per_s)
-
-    def _has_room(self, now: float) -> bool:
-        if len(self._spent) >= self.limit:
-            self._spent = {name: spent for name, spent in self._spent.items() if self._missing(name, now) > 0}
-        return len(self._spent) < self.limit
 
 
 @dataclass(slots=True)

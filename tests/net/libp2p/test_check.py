@@ -1,5 +1,6 @@
 """What a storing peer and a reader let through, without a network: signatures, expiries, bounds."""
 
+import random
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +9,12 @@ import msgspec
 import pytest
 
 from corolla.ids import PeerId
+from corolla.net.groups import AddressGroup
 from corolla.net.identity import Identity, from_seed
-from corolla.net.libp2p import kept
 from corolla.net.libp2p.check import RecordCheck, harden
-from corolla.net.libp2p.kept import KeptRecords
+from corolla.net.libp2p.kept import KeptRecords, Source
 from corolla.net.libp2p.lean import hivemind
+from corolla.net.places import MAX_PER_KEY
 from corolla.net.records import MAX_LIFETIME_S, sign_record
 
 ALICE, MALLORY = from_seed(b"a" * 32), from_seed(b"m" * 32)
@@ -35,6 +37,14 @@ class DhtRecord:
     subkey: bytes
     value: bytes
     expiration_time: float
+
+
+def stranger() -> Source:
+    return Source(MALLORY.peer, AddressGroup("192.0.2.0/24"))
+
+
+def keep(clock: Clock, **bounds: int) -> KeptRecords:
+    return KeptRecords(clock, random.Random(0), stranger, **bounds)
 
 
 def key_hash(key: str) -> bytes:
@@ -94,7 +104,7 @@ class Protocol:
         self.storage: Any = None
         self.cache: Any = None
         self.serializer = _Packer
-        harden(self, clock)
+        harden(self, clock, random.Random(0), stranger)
 
     def _validate_record(self, key: bytes, subkey: bytes, value: bytes, expires_at: float) -> bool:
         return self._check.validate(DhtRecord(key, subkey, value, expires_at))
@@ -141,7 +151,7 @@ def entries(records: KeptRecords, key: int) -> dict[str, bytes]:
 
 def test_the_newest_record_of_each_peer_is_kept_until_it_expires() -> None:
     clock = Clock()
-    records = KeptRecords(clock)
+    records = keep(clock)
     assert records.store_subkey(1, "a", b"old", clock.now + 10)
     assert records.store_subkey(1, "a", b"new", clock.now + 20)
     assert not records.store_subkey(1, "a", b"old", clock.now + 10)
@@ -158,7 +168,7 @@ def test_the_newest_record_of_each_peer_is_kept_until_it_expires() -> None:
 
 def test_storing_again_what_is_kept_says_yes_and_takes_no_room() -> None:
     clock = Clock()
-    records = KeptRecords(clock)
+    records = keep(clock)
     for _ in range(1000):
         assert records.store(1, b"same", clock.now + 10, subkey="a")
     assert len(records) == 1
@@ -166,21 +176,25 @@ def test_storing_again_what_is_kept_says_yes_and_takes_no_room() -> None:
 
 def test_plain_values_are_not_kept() -> None:
     clock = Clock()
-    records = KeptRecords(clock)
+    records = keep(clock)
     assert not records.store(1, b"anything", clock.now + 10)
     assert records.get(1) is None
 
 
 def test_a_key_and_the_whole_have_bounds_and_expiry_makes_room() -> None:
     clock = Clock()
-    records = KeptRecords(clock, max_records=kept.MAX_RECORDS_PER_KEY + 2)
-    for number in range(kept.MAX_RECORDS_PER_KEY):
+    records = keep(clock, max_in_all=MAX_PER_KEY + 2)
+    for number in range(MAX_PER_KEY):
         assert records.store_subkey(1, f"peer{number}", b"x", clock.now + 10)
-    assert not records.store_subkey(1, "one more", b"x", clock.now + 10)
     assert records.store_subkey(1, "peer0", b"refreshed", clock.now + 20)
+    for number in range(100):
+        records.store_subkey(1, f"one more {number}", b"x", clock.now + 10)
+    assert len(entries(records, 1)) == MAX_PER_KEY
+    assert entries(records, 1)["peer0"] == b"refreshed"
     assert records.store_subkey(2, "a", b"x", clock.now + 10)
     assert records.store_subkey(2, "b", b"x", clock.now + 10)
     assert not records.store_subkey(3, "a", b"x", clock.now + 10)
+    assert len(records) == MAX_PER_KEY + 2
     clock.now += 11
     assert records.store_subkey(1, "one more", b"x", clock.now + 10)
     assert records.store_subkey(3, "a", b"x", clock.now + 10)
@@ -189,7 +203,7 @@ def test_a_key_and_the_whole_have_bounds_and_expiry_makes_room() -> None:
 
 def test_a_search_that_adds_to_what_it_was_given_changes_nothing_here() -> None:
     clock = Clock(time.time())
-    records = KeptRecords(clock)
+    records = keep(clock)
     records.store_subkey(1, "a", b"x", clock.now + 10)
     found = records.get(1)
     assert found is not None

@@ -6,6 +6,8 @@ was stored "in cache" would hide what is stored.
 """
 
 import logging
+import random
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -13,7 +15,7 @@ import msgspec
 
 from corolla.clock import WallClock
 from corolla.ids import PeerId
-from corolla.net.libp2p.kept import KeptRecords
+from corolla.net.libp2p.kept import KeptRecords, Source
 from corolla.net.libp2p.lean import hivemind
 from corolla.net.records import MAX_RECORD_BYTES, RecordRejected, check_times, claimed_key, open_record
 
@@ -58,10 +60,13 @@ class RecordCheck:
             raise RecordRejected("expires too late", "the DHT was told another expiry than was signed")
 
 
-def harden(protocol: Any, now: WallClock) -> None:
-    """Bound what is kept, keep nothing as cache, and judge each record of a reply alone."""
-    protocol.storage = KeptRecords(now)
-    protocol.cache = KeptRecords(now, max_records=0)
+def harden(protocol: Any, now: WallClock, rng: random.Random, source: Callable[[], Source | None]) -> None:
+    """Bound what is kept, keep nothing as cache, and judge each record of a reply alone.
+
+    `source`: who asks to store what is being stored; None: we ourselves.
+    """
+    protocol.storage = KeptRecords(now, rng, source)
+    protocol.cache = KeptRecords(now, rng, source, max_in_all=0)
 
     def keep_valid(key: bytes, dictionary: Any) -> bool:
         with dictionary.freeze():

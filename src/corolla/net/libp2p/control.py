@@ -5,6 +5,7 @@ is bounded by the caller. Nothing leaks a socket: that of a failed or cancelled 
 """
 
 import asyncio
+import ipaddress
 import math
 import socket
 from collections.abc import Sequence
@@ -14,12 +15,15 @@ from typing import Any, Final
 
 from corolla.errors import RemoteProtocolError, SwarmError
 from corolla.ids import PeerId
+from corolla.net.groups import AddressGroup, group_of
 from corolla.net.identity import peer_id_bytes, peer_id_from_bytes
 from corolla.net.libp2p.lean import hivemind
 
 ANSWER_TIMEOUT_S: Final = 5.0
 MAX_ANSWER_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 1 << 16
+_IP4, _IP6 = b"\x04", b"\x29"
+"""Multiaddr's codes of what four or sixteen bytes of address follow."""
 
 
 class DaemonRefused(SwarmError):
@@ -34,6 +38,8 @@ class RawStream:
     peer: PeerId
     protocol: str
     early: bytes
+    address: str | None = None
+    """The other end's numeric IP address; of a relayed stream, the relay's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,12 @@ class Control:
             for peer in peers
         }
 
+    async def connected_groups(self) -> dict[PeerId, AddressGroup]:
+        """From which address group each peer is connected to us; those that cannot be told are left out."""
+        peers = (await self._ask(_request("LIST_PEERS"))).peers
+        groups = ((peer.id, group_of(ip_of(address))) for peer in peers for address in peer.addrs)
+        return {peer_id_from_bytes(peer): group for peer, group in groups if group is not None}
+
     async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float) -> RawStream:
         """Dial. Raises DaemonRefused when the peer cannot be reached or does not know the protocol."""
         request = _request("STREAM_OPEN")
@@ -71,7 +83,8 @@ class Control:
         request.streamOpen.proto.append(protocol)
         request.streamOpen.timeout = math.ceil(timeout_s)
         sock, answer, early = await self._exchange(request)
-        return RawStream(sock, peer_id_from_bytes(answer.streamInfo.peer), protocol, early)
+        info = answer.streamInfo
+        return RawStream(sock, peer_id_from_bytes(info.peer), protocol, early, ip_of(info.addr))
 
     async def handle_streams(self, protocol: str, listener: Path) -> None:
         """Have the daemon connect to `listener` for each incoming stream of `protocol`."""
@@ -117,7 +130,14 @@ async def read_introduction(sock: socket.socket) -> RawStream:
     """An incoming stream, after the daemon has said whose it is. The caller closes `sock` when this fails."""
     raw, early = await _read_framed(sock)
     info = hivemind().p2pd_pb2.StreamInfo.FromString(raw)
-    return RawStream(sock, peer_id_from_bytes(info.peer), str(info.proto), early)
+    return RawStream(sock, peer_id_from_bytes(info.peer), str(info.proto), early, ip_of(info.addr))
+
+
+def ip_of(multiaddr: bytes) -> str | None:
+    """The numeric IP address that an encoded multiaddr begins with."""
+    size = {_IP4: 4, _IP6: 16}.get(multiaddr[:1])
+    packed = multiaddr[1 : 1 + (size or 0)]
+    return str(ipaddress.ip_address(packed)) if size is not None and len(packed) == size else None
 
 
 async def _read_framed(sock: socket.socket) -> tuple[bytes, bytes]:

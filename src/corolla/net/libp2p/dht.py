@@ -7,6 +7,7 @@ else holds what we published, and the repair of one fault that ends the connecti
 
 import asyncio
 import logging
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,9 @@ from corolla.errors import BadInput, SwarmError
 from corolla.ids import PeerId
 from corolla.net.gate import GateConfig
 from corolla.net.identity import Identity, peer_id_bytes, peer_id_from_bytes
+from corolla.net.libp2p.callers import Callers
 from corolla.net.libp2p.check import RecordCheck, harden
+from corolla.net.libp2p.control import Control
 from corolla.net.libp2p.lean import Hivemind, hivemind
 from corolla.net.libp2p.process import OwnProcess
 from corolla.net.libp2p.sealed import CallSeal
@@ -65,6 +68,7 @@ class Dht:
         self._wall_time = wall_time
         self._is_client = is_client
         self._seal = CallSeal(identity.peer, gate, wall_time)
+        self._callers = Callers(Control(control_path))
         self._p2p: Any = None
         self._node: Any = None
         self._has_met_others = False
@@ -154,7 +158,7 @@ class Dht:
 
     async def _start(self, lib: Hivemind) -> None:
         self._p2p = await lib.P2P.replicate(lib.Multiaddr(f"/unix{self._control_path}"))
-        self._seal.put_around(self._p2p)
+        self._seal.put_around(self._p2p, self._callers.note)
         _skip_cancelled_calls(self._p2p)
         for task in _connection_tasks(self._p2p):
             task.add_done_callback(_note_end)
@@ -172,7 +176,7 @@ class Dht:
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
         )
-        harden(self._node.protocol, self._wall_time)
+        harden(self._node.protocol, self._wall_time, random.Random(), self._callers.current)  # noqa: S311 (fairness)
 
     async def _is_kept_elsewhere(self, key: str, expires_at: float) -> bool:
         """Ask those nearest to the key one after the other: a store that only we hold says True as well."""

@@ -111,12 +111,11 @@ class CallSeal:
 
     # Around hivemind's calls.
 
-    def put_around(self, p2p: Any) -> None:
-        """Seal every call that this `P2P` makes and takes from now on."""
+    def put_around(self, p2p: Any, on_call: Callable[[PeerId], Awaitable[None]]) -> None:
+        """Seal every call that this `P2P` makes and takes from now on; `on_call` runs in the task of each taken one."""
         if self._config.is_private:
             p2p.call_protobuf_handler = self._sealing(p2p.call_protobuf_handler)
-        if self._config.is_private or self._config.allowed is not None:
-            p2p.add_protobuf_handler = self._checking(p2p.add_protobuf_handler)
+        p2p.add_protobuf_handler = self._checking(p2p.add_protobuf_handler, on_call)
 
     def _sealing(self, call_plain: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call_sealed(peer: Any, name: str, request: Any, response_type: Any) -> Any:
@@ -128,7 +127,9 @@ class CallSeal:
 
         return call_sealed
 
-    def _checking(self, add_plain: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    def _checking(
+        self, add_plain: Callable[..., Awaitable[None]], on_call: Callable[[PeerId], Awaitable[None]]
+    ) -> Callable[..., Awaitable[None]]:
         async def add_checked(name: str, handler: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> None:
             async def checked(request: Any, context: Any) -> Any:
                 call = Call(name, peer_id_from_bytes(context.remote_id.to_bytes()), self._own)
@@ -137,6 +138,7 @@ class CallSeal:
                 except CallRefused as refused:
                     log.debug("call refused", extra={"peer": short(call.dialer), "reason": str(refused)})
                     raise
+                await on_call(call.dialer)
                 response = await handler(request, context)
                 if key is not None:
                     self.sign_response(call, key, request, response)
