@@ -7,7 +7,7 @@ from transformers.cache_utils import DynamicLayer
 from corolla.errors import NeedsReplay
 from corolla.models.cache import GROWTH_TOKENS, SLIDING_SLACK_TOKENS, GrowingLayer
 from corolla.models.loading import load_span
-from corolla.models.testing import TINY_WINDOW
+from corolla.models.tiny import TINY_WINDOW
 
 
 def states(num_tokens, rows=2, seed=0):

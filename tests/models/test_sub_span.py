@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from corolla.models.loading import load_span
-from corolla.models.testing import TINY_BLOCKS
+from corolla.models.tiny import TINY_BLOCKS
 
 FAMILIES = [
     pytest.param(family, marks=[] if family in ("llama", "bloom") else [pytest.mark.slow])

@@ -1,6 +1,6 @@
 """Small random checkpoints, for tests and benchmarks: no download, the same numbers every time.
 
-`write_tiny` writes six blocks of any of `TINY_FAMILIES`; `write_model_s` the model "S" of the baselines in
+`write_tiny` writes six blocks of any family (`tiny.py`); `write_model_s` the model "S" of the baselines in
 `docs/performance.md`. Neither has a tokenizer. `load_chain` joins both halves of a model again in one process.
 """
 
@@ -20,82 +20,9 @@ from corolla.models.family import quiet
 from corolla.models.loading import load_span
 from corolla.models.local_half import BlocksCall, LocalCache, LocalHalf, load_local_half
 from corolla.models.span import Span
+from corolla.models.tiny import tiny_config
 
-TINY_BLOCKS: Final = 6
-TINY_VOCABULARY: Final = 128
-TINY_WINDOW: Final = 5
-"""Sliding window of the families that have one: short, so that tests exceed it."""
-
-_COMMON: Final[Mapping[str, object]] = {
-    "hidden_size": 64,
-    "num_hidden_layers": TINY_BLOCKS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 96,
-    "vocab_size": TINY_VOCABULARY,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_EXPERTS: Final[Mapping[str, object]] = {"num_local_experts": 4, "num_experts_per_tok": 2}
-
-TINY_FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
-    "llama": _COMMON,
-    "qwen3": _COMMON,
-    "mixtral": {**_COMMON, **_EXPERTS, "sliding_window": None},
-    "gemma3_text": {
-        **_COMMON,
-        "sliding_window": TINY_WINDOW,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-    },
-    "gpt2": {
-        "n_embd": 64,
-        "n_layer": TINY_BLOCKS,
-        "n_head": 4,
-        "n_positions": 256,
-        "vocab_size": TINY_VOCABULARY,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
-    "bloom": {"hidden_size": 64, "n_layer": TINY_BLOCKS, "n_head": 4, "vocab_size": TINY_VOCABULARY},
-    "falcon": {
-        "hidden_size": 64,
-        "num_hidden_layers": TINY_BLOCKS,
-        "num_attention_heads": 4,
-        "num_kv_heads": 2,
-        "new_decoder_architecture": True,
-        "alibi": False,
-        "vocab_size": TINY_VOCABULARY,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
-    "deepseek_v3": {
-        **{name: value for name, value in _COMMON.items() if name != "head_dim"},
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 32,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-    },
-    "gpt_oss": {
-        **_COMMON,
-        **_EXPERTS,
-        "sliding_window": TINY_WINDOW,
-        "layer_types": ["sliding_attention", "full_attention"] * 3,
-    },
-}
-
-_MODEL_S: Final[Mapping[str, object]] = {
+_MODEL_S: Final[Mapping[str, Any]] = {
     "hidden_size": 512,
     "num_hidden_layers": 8,
     "num_attention_heads": 8,
@@ -109,20 +36,16 @@ _MODEL_S: Final[Mapping[str, object]] = {
 def write_tiny(
     directory: Path, family: str, *, seed: int = 0, max_shard_size: str = "200KB", **changes: object
 ) -> Path:
-    """Write a random fp32 checkpoint of a family, its config changed by `changes`; the directory.
-
-    A family that is not in `TINY_FAMILIES` gets llama's settings.
-    """
-    return _write(directory, family, {**TINY_FAMILIES.get(family, _COMMON), **changes}, seed, max_shard_size)
+    """Write a random fp32 checkpoint of `tiny_config(family, **changes)`; the directory."""
+    return _write(directory, tiny_config(family, **changes), seed, max_shard_size)
 
 
 def write_model_s(directory: Path, *, seed: int = 0) -> Path:
     """Write the model S: llama, hidden 512, 8 blocks, fp32, 56 M parameters, 224 MB; its directory."""
-    return _write(directory, "llama", _MODEL_S, seed, "1GB")
+    return _write(directory, CONFIG_MAPPING["llama"](**_MODEL_S), seed, "1GB")
 
 
-def _write(directory: Path, family: str, settings: Mapping[str, Any], seed: int, max_shard_size: str) -> Path:
-    config = CONFIG_MAPPING[family](**settings)
+def _write(directory: Path, config: PreTrainedConfig, seed: int, max_shard_size: str) -> Path:
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, dtype=torch.float32))
