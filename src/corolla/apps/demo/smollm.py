@@ -16,7 +16,6 @@ from pathlib import Path
 
 from corolla.errors import BadInput, SwarmError
 from corolla.models.disk_cache import Say, build_once
-from corolla.models.gguf import convert_apart as convert_apart  # for those who still look for it here
 
 DOWNLOAD_TIMEOUT_S = 1200
 
