@@ -1,0 +1,118 @@
+"""Random lives of a swarm in memory: whatever dies, freezes, leaves or is cut off, the numbers are the same.
+
+Each seed is one life (`apps/sim/chaos.py`): random routes, random troubles, every output compared, and after it no
+session, lease, task or stream may be left. A seed that fails names the command that replays it.
+"""
+
+import logging
+import multiprocessing
+import os
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from corolla.apps.sim import chaos
+from corolla.apps.sim.chaos import live
+
+FAST_SEEDS = range(150)
+ALL_SEEDS = range(10_000)
+LIVES_AT_A_TIME = 100
+"""One task of a worker process: long enough to be worth sending, short enough to share the work evenly."""
+TOLD_FAILURES = 5
+
+
+@dataclass(slots=True)
+class Lived:
+    """What some seeds amounted to; plain values, since it comes from another process."""
+
+    lives: int = 0
+    steps: int = 0
+    recoveries: int = 0
+    troubles: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, other: "Lived") -> None:
+        self.lives += other.lives
+        self.steps += other.steps
+        self.recoveries += other.recoveries
+        self.troubles += other.troubles
+        self.failures += other.failures
+
+
+class ErrorLogged(AssertionError):
+    """A task failed and only said so in the log: nobody waited for it."""
+
+
+@contextmanager
+def no_error_logged() -> Iterator[None]:
+    """Errors in the log are failures: a handler's task that breaks must not pass unseen because a retry mends it."""
+    told: list[str] = []
+    listener = logging.Handler(logging.ERROR)
+    listener.emit = lambda record: told.append(logging.Formatter().format(record))
+    logging.getLogger("corolla").addHandler(listener)
+    try:
+        yield
+    finally:
+        logging.getLogger("corolla").removeHandler(listener)
+    if told:
+        raise ErrorLogged("\n".join(told))
+
+
+def live_all(seeds: range) -> Lived:
+    """Lives these seeds one after another. A failed one ends itself, not the others."""
+    lived = Lived()
+    for seed in seeds:
+        try:
+            with no_error_logged():
+                life = live(seed)
+        except Exception as failure:  # noqa: BLE001 - whatever ends a life is told, and the others go on
+            lived.failures.append(
+                f"python -m corolla.apps.sim.chaos {seed} gave:\n" + "".join(traceback.format_exception(failure))
+            )
+        else:
+            lived.add(Lived(1, life.steps, life.recoveries, len(life.events)))
+    return lived
+
+
+def assert_all_went_well(lived: Lived, seeds: range) -> None:
+    told = "\n".join(lived.failures[:TOLD_FAILURES])
+    assert not lived.failures, f"{len(lived.failures)} of {len(seeds)} lives went wrong; the first:\n{told}"
+    assert lived.lives == len(seeds)
+    # Lives in which nothing happens would pass without saying anything.
+    assert lived.steps > 5 * lived.lives
+    assert lived.troubles > 5 * lived.lives
+    assert lived.recoveries > lived.lives
+
+
+def test_whatever_befalls_a_swarm_the_text_is_the_same_and_nothing_is_left() -> None:
+    assert_all_went_well(live_all(FAST_SEEDS), FAST_SEEDS)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_the_text_is_the_same_in_ten_thousand_lives() -> None:
+    starts = range(ALL_SEEDS.start, ALL_SEEDS.stop, LIVES_AT_A_TIME)
+    total = Lived()
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=fresh) as pool:
+        for lived in pool.map(live_all, [range(start, start + LIVES_AT_A_TIME) for start in starts]):
+            total.add(lived)
+    assert_all_went_well(total, ALL_SEEDS)
+
+
+def test_the_same_seed_is_the_same_life() -> None:
+    first, second = live(7), live(7)
+    assert first.events == second.events
+    assert (first.steps, first.recoveries) == (second.steps, second.recoveries)
+
+
+def test_a_life_that_goes_wrong_names_the_command_that_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = chaos.whole_model
+    monkeypatch.setattr(chaos, "whole_model", lambda blocks, row: [number ^ 1 for number in right(blocks, row)])
+    lived = live_all(range(11, 12))
+    assert "WrongText" in lived.failures[0]
+    assert "replay: python -m corolla.apps.sim.chaos 11" in lived.failures[0]
