@@ -23,6 +23,7 @@ import pytest
 
 from corolla.errors import BadInput, HopFailed, NoPeers
 from corolla.ids import PeerId
+from corolla.net.groups import group_of
 from corolla.net.identity import Identity
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.lean import hivemind
@@ -267,6 +268,23 @@ async def test_a_stream_names_both_callers(lab: Lab) -> None:
     ours, theirs = await two_ears(lab)
     assert ours.stream.peer == lab.identity("b").peer
     assert theirs.stream.peer == lab.identity("a").peer
+
+
+@seam
+async def test_the_address_of_a_peer_is_known_while_a_stream_is_open(lab: Lab) -> None:
+    a, b, listener = await two_peers(lab)
+    assert b.peer_address(a.peer) is None
+    ours = Ear(await a.dial(b.peer, PROTOCOL, timeout_s=SOON_S))
+    ours.stream.write([b"hello"])
+    theirs = Ear(await listener.stream())
+    await theirs.until_received(5)
+    for address in (a.peer_address(b.peer), b.peer_address(a.peer)):
+        assert group_of(address) is not None
+    ours.stream.close()
+    await ours.until_closed()
+    await theirs.until_closed()
+    assert a.peer_address(b.peer) is None
+    assert b.peer_address(a.peer) is None
 
 
 @seam

@@ -85,6 +85,11 @@ class Transport(Protocol):
     @property
     def records(self) -> Records: ...
 
+    def peer_address(self, peer: PeerId) -> str | None:
+        """The numeric IP address of a peer with which a stream is open; of a relayed one, the relay's. None when no
+        stream is open, or the network cannot tell."""
+        ...
+
     def wall_time(self) -> float:
         """This peer's wall clock, seconds since the epoch."""
         ...

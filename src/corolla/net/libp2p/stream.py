@@ -36,6 +36,8 @@ class SocketStream:
         self._loop = asyncio.get_running_loop()
         self._process = OwnProcess()
         self._peer = raw.peer
+        self.address: Final = raw.address
+        """The other end's numeric IP address, when the daemon tells."""
         self._sock = raw.sock
         self._sock.setblocking(False)
         self._early: bytes = raw.early

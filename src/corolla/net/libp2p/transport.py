@@ -58,7 +58,7 @@ class Libp2pTransport:
         self._membership = Membership(peer, control, dht, random.Random())  # noqa: S311 (picks whom to ask)
         self._listener: Listener | None = None
         self._accepts: dict[str, Accept] = {}
-        self._streams: set[SocketStream] = set()
+        self._streams: dict[PeerId, list[SocketStream]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._parts = parts
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -80,6 +80,10 @@ class Libp2pTransport:
     def daemon_pid(self) -> int:
         """For status lines, and for tests that kill it."""
         return self._daemon.pid
+
+    def peer_address(self, peer: PeerId) -> str | None:
+        streams = self._streams.get(peer)
+        return streams[-1].address if streams else None
 
     def wall_time(self) -> float:
         return self._wall_clock()
@@ -150,9 +154,15 @@ class Libp2pTransport:
             stream.close()
 
     def _adopt(self, raw: RawStream) -> SocketStream:
-        stream = SocketStream(raw, self._streams.discard)
-        self._streams.add(stream)
+        stream = SocketStream(raw, self._forget)
+        self._streams.setdefault(raw.peer, []).append(stream)
         return stream
+
+    def _forget(self, stream: SocketStream) -> None:
+        streams = self._streams[stream.peer]
+        streams.remove(stream)
+        if not streams:
+            del self._streams[stream.peer]
 
     async def _watch(self) -> None:
         """Notice the daemon's death, and end what depended on it."""
@@ -181,7 +191,7 @@ class Libp2pTransport:
         await self._parts.aclose()
 
     async def _end_streams(self, reason: str) -> None:
-        for stream in list(self._streams):
+        for stream in [stream for streams in self._streams.values() for stream in streams]:
             stream.end(reason)
         await asyncio.sleep(0)  # their `on_closed` runs in the loop's next turn
 

@@ -19,10 +19,12 @@ from typing import Final, Self
 from corolla.errors import BadInput, HopFailed, LocalProtocolError, NoPeers
 from corolla.ids import PeerId
 from corolla.net.gate import Gate, GateConfig
+from corolla.net.groups import group_of
 from corolla.net.identity import Identity, from_seed
 from corolla.net.memory.links import Link, LinkConditions, Links
 from corolla.net.memory.records import MemoryRecords, Traffic
 from corolla.net.memory.streams import MemoryStream, Pipe
+from corolla.net.places import UNKNOWN
 from corolla.net.streams import Accept, ByteStream
 
 ADDRESS_HEAD: Final = "memory://"
@@ -46,13 +48,23 @@ class MemoryNetwork:
         self._reachable: dict[PeerId, dict[PeerId, MemoryTransport]] = {}
 
     def transport(
-        self, name: str, *, clock_skew_s: float = 0.0, is_client: bool = False, gate: GateConfig = OPEN
+        self,
+        name: str,
+        *,
+        clock_skew_s: float = 0.0,
+        is_client: bool = False,
+        gate: GateConfig = OPEN,
+        address: str | None = None,
     ) -> "MemoryTransport":
         """A peer that is there from `async with` on. Its wall clock is ahead by `clock_skew_s`.
 
-        A client keeps no records for others: nobody asks it anything while it asks nothing.
+        A client keeps no records for others: nobody asks it anything while it asks nothing. `address`: the numeric
+        one that others see; by default a network of its own, which follows from the name.
         """
-        return MemoryTransport(self, identity_of(name), clock_skew_s, is_client=is_client, gate=gate)
+        identity = identity_of(name)
+        return MemoryTransport(
+            self, identity, clock_skew_s, is_client=is_client, gate=gate, address=address or _address_of(identity.peer)
+        )
 
     @property
     def living(self) -> Mapping[PeerId, "MemoryTransport"]:
@@ -156,7 +168,9 @@ class MemoryTransport:
         *,
         is_client: bool = False,
         gate: GateConfig = OPEN,
+        address: str,
     ) -> None:
+        self.address: Final = address
         self.is_client: Final = is_client
         self.network: Final = network
         self.identity: Final = identity
@@ -178,6 +192,7 @@ class MemoryTransport:
             },
             has_met_others=lambda: bool(self.known),
             round_trip_s=self._round_trip_s,
+            group=group_of(address) or UNKNOWN,
         )
 
     async def __aenter__(self) -> Self:
@@ -206,6 +221,10 @@ class MemoryTransport:
     def traffic(self) -> Traffic:
         """What records cost this peer so far."""
         return self._records.traffic
+
+    def peer_address(self, peer: PeerId) -> str | None:
+        other = self.network.living.get(peer)
+        return other.address if other is not None and any(stream.peer == peer for stream in self._streams) else None
 
     def wall_time(self) -> float:
         return WALL_START + asyncio.get_running_loop().time() + self.clock_skew_s
@@ -358,6 +377,11 @@ class MemoryTransport:
 def identity_of(name: str) -> Identity:
     """The identity of the peer with this name: always the same one."""
     return from_seed(hashlib.sha256(b"corolla memory peer " + name.encode()).digest())
+
+
+def _address_of(peer: PeerId) -> str:
+    digest = hashlib.sha256(peer.encode()).digest()
+    return f"10.{digest[0]}.{digest[1]}.1"
 
 
 def _peer_of(address: str) -> PeerId:

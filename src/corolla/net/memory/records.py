@@ -8,6 +8,7 @@ this costs each peer; here everybody knows everybody, so the steps of a lookup t
 import asyncio
 import hashlib
 import heapq
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,14 +16,14 @@ from typing import Final
 
 from corolla.errors import BadInput
 from corolla.ids import PeerId
+from corolla.net.groups import AddressGroup
 from corolla.net.identity import Identity
+from corolla.net.places import OURS, UNKNOWN, Places
 from corolla.net.records import MAX_LIFETIME_S, Record, RecordRejected, check_times, open_record, sign_record
 
 REPLICAS: Final = 8
 """Peers that keep a record beside its publisher: with hivemind's 5, half of them may vanish between refreshes."""
 
-MAX_RECORDS_PER_KEY: Final = 500
-MAX_KEYS: Final = 10_000
 REQUEST_BYTES: Final = 120
 """Of a request or a reply without its records: ids, the key's hash, framing (hivemind's are about as large)."""
 
@@ -46,27 +47,25 @@ class Shelf:
 
     def __init__(self) -> None:
         self._blobs: dict[str, dict[PeerId, tuple[float, bytes]]] = {}
+        self._places = Places[str](random.Random(0))  # noqa: S311 (fairness; the same in each run)
 
-    def store(self, key: str, peer: PeerId, blob: bytes, now: float) -> bool:
+    def store(self, key: str, peer: PeerId, blob: bytes, now: float, bringer: "Bringer") -> bool:
         """Keep a blob that is valid at wall time `now` and not older than what is here. False: refused."""
         try:
             record = _verify(key, peer, blob, now)
         except RecordRejected:
             return False
-        if key not in self._blobs and len(self._blobs) >= MAX_KEYS:
-            return False
-        under_key = self._blobs.setdefault(key, {})
-        if peer not in under_key:
-            self._drop_expired(under_key, now)
-            if len(under_key) >= MAX_RECORDS_PER_KEY:
+        if peer in self.blobs(key):
+            if self._blobs[key][peer][0] > record.expires_at:
                 return False
-        elif under_key[peer][0] > record.expires_at:
+            self._places.renew(key, peer, bringer.group, by_itself=bringer.peer == peer)
+        elif not self._find_place(key, peer, bringer.group, now):
             return False
-        under_key[peer] = (record.expires_at, blob)
+        self._blobs.setdefault(key, {})[peer] = (record.expires_at, blob)
         return True
 
     def most_under_a_key(self, now: float) -> int:
-        """Living records under the fullest key; a key takes `MAX_RECORDS_PER_KEY`."""
+        """Living records under the fullest key; a key takes `places.MAX_PER_KEY`."""
         living = (sum(expires_at > now for expires_at, _ in under_key.values()) for under_key in self._blobs.values())
         return max(living, default=0)
 
@@ -74,10 +73,32 @@ class Shelf:
         """(expiry, blob) of each publisher under `key`; expired ones may still be among them."""
         return self._blobs.get(key, {})
 
-    @staticmethod
-    def _drop_expired(under_key: dict[PeerId, tuple[float, bytes]], now: float) -> None:
-        for peer in [peer for peer, (expires_at, _) in under_key.items() if expires_at <= now]:
-            del under_key[peer]
+    def _find_place(self, key: str, peer: PeerId, group: AddressGroup, now: float) -> bool:
+        if self._places.is_full(key):
+            self._drop_expired(now)
+        displaced = self._places.admit(key, peer, group, now)
+        for place in displaced or ():
+            self._drop(*place)
+        return displaced is not None
+
+    def _drop_expired(self, now: float) -> None:
+        for key, under_key in list(self._blobs.items()):
+            for peer in [peer for peer, (expires_at, _) in under_key.items() if expires_at <= now]:
+                self._drop(key, peer)
+                self._places.leave(key, peer)
+
+    def _drop(self, key: str, peer: PeerId) -> None:
+        del self._blobs[key][peer]
+        if not self._blobs[key]:
+            del self._blobs[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Bringer:
+    """Who asks a peer to keep a record, and from where."""
+
+    peer: PeerId
+    group: AddressGroup
 
 
 Answering = Callable[[], Mapping[PeerId, "MemoryRecords"]]
@@ -95,8 +116,10 @@ class MemoryRecords:
         answering: Answering,
         has_met_others: Callable[[], bool],
         round_trip_s: Callable[[PeerId], float],
+        group: AddressGroup,
     ) -> None:
         self._identity = identity
+        self._as_bringer = Bringer(identity.peer, group)
         self._wall_time = wall_time
         self._answering = answering
         self._has_met_others = has_met_others
@@ -117,14 +140,14 @@ class MemoryRecords:
         if not 0 < lifetime_s <= MAX_LIFETIME_S:
             raise BadInput(f"a record lives {lifetime_s:g} s; more than 0 and at most {MAX_LIFETIME_S:g} are possible")
         blob = sign_record(self._identity, key, value, self._wall_time() + lifetime_s)
-        self.keep(key, self._identity.peer, blob)
+        self._shelf.store(key, self._identity.peer, blob, self._wall_time(), Bringer(self._identity.peer, OURS))
         keepers = _nearest(key, self._answering())
         if not keepers:
             return not self._has_met_others()
         await asyncio.sleep(max(self._round_trip_s(peer) for peer in keepers))
         for keeper in keepers.values():
             self.traffic.exchange(keeper.traffic, len(blob))
-        kept = [keeper.keep(key, self._identity.peer, blob) for keeper in keepers.values()]
+        kept = [keeper.keep(key, self._identity.peer, blob, self._as_bringer) for keeper in keepers.values()]
         return any(kept)
 
     async def get(self, key: str) -> list[Record]:
@@ -139,9 +162,9 @@ class MemoryRecords:
                     newest[peer] = (expires_at, blob)
         return self._verified(key, newest)
 
-    def keep(self, key: str, peer: PeerId, blob: bytes) -> bool:
-        """Put somebody's blob on this peer's shelf, as if they had asked. False: refused."""
-        return self._shelf.store(key, peer, blob, self._wall_time())
+    def keep(self, key: str, peer: PeerId, blob: bytes, bringer: Bringer | None = None) -> bool:
+        """Put somebody's blob on this peer's shelf, as if they (or `bringer`) had asked. False: refused."""
+        return self._shelf.store(key, peer, blob, self._wall_time(), bringer or Bringer(peer, UNKNOWN))
 
     def _verified(self, key: str, blobs: Mapping[PeerId, tuple[float, bytes]]) -> list[Record]:
         now = self._wall_time()
