@@ -21,9 +21,6 @@ from corolla.models.ranges import Range
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
-CHUNK_BYTES: Final = 1 << 20
-"""What is handed on at a time."""
-
 _TRANSIENT: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _PARTIAL: Final = 206
 _WORD: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
@@ -162,7 +159,7 @@ class Hub:
         ):
             hf_raise_for_status(response)
             self._check_part(response.status_code, response.headers, repository, file, part)
-            for chunk in response.iter_bytes(CHUNK_BYTES):
+            for chunk in response.iter_bytes():  # as they come: a given size would hold back what a break then loses
                 room -= len(chunk)
                 if room < 0:
                     raise BadInput(f"{self._say(repository.name)}: sends more bytes of {file} than were asked for")
