@@ -1,6 +1,7 @@
 """What cannot work gets one sentence, the right exit code and no traceback; and nothing is announced."""
 
 import json
+import logging
 import re
 import shutil
 import socket
@@ -48,15 +49,17 @@ def error_of(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
 
 
 @pytest.fixture
-def corolla_here(capsys: pytest.CaptureFixture[str]) -> Corolla:
+def corolla_here(capsys: pytest.CaptureFixture[str]) -> Iterator[Corolla]:
     """The same command line in this process, which has imported torch already: most of a client's start."""
+    handlers = logging.root.handlers[:]
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         words = [str(argument) for argument in arguments]
         exit_code = frame.run(words)
         return subprocess.CompletedProcess(words, exit_code, *capsys.readouterr())
 
-    return run
+    yield run
+    logging.root.handlers[:] = handlers  # the command's own writes to what capsys is about to close
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Processes and their ends: killed or told to leave, they leave nothing behind, here or on other peers."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -56,8 +55,9 @@ class Slow:
         pass
 
 model = AutoDistributedModelForCausalLM.from_pretrained(sys.argv[1], initial_peers=[sys.argv[2]])
-model.generate(torch.arange(3, 11)[None], max_new_tokens=int(sys.argv[3]), streamer=Slow(), do_sample=False,
-               pad_token_id=0, eos_token_id=None)
+tokens = model.generate(torch.arange(3, 11)[None], max_new_tokens=int(sys.argv[3]), streamer=Slow(),
+                        do_sample=False, pad_token_id=0, eos_token_id=None)
+print(tokens.tolist(), flush=True)
 """
 
 
@@ -146,18 +146,18 @@ def test_a_killed_client_leaves_no_process_and_no_cache_behind(
     assert torch.equal(neighbour.generate(PROMPT, **GREEDY), expected)
 
 
-def test_a_killed_server_leaves_no_process_and_the_others_take_their_cache_back(
+def test_a_killed_server_leaves_no_process_and_with_another_in_its_place_the_generation_goes_on(
     client: subprocess.Popen[str], swarm: SmallSwarm, neighbour: DistributedModelForCausalLM, expected: torch.Tensor
 ) -> None:
     victim = swarm.servers["3:6"].process
     family = family_of(victim.pid)
     victim.kill()
     assert_gone(family)
-    _, said = client.communicate(timeout=90)
-    assert client.returncode == 1
-    assert re.match(r"corolla\.errors\.(HopFailed|NoRoute|MissingBlocks): ", said.splitlines()[-1]), said
     swarm.serve("3:6")
-    assert torch.equal(neighbour.generate(PROMPT, **GREEDY), expected)
+    out, err = client.communicate(timeout=90)
+    assert client.returncode == 0, err
+    assert out.splitlines()[-1] == str(expected.tolist())
+    assert torch.equal(neighbour.generate(PROMPT, **GREEDY), expected)  # so all cache was given back
 
 
 # --- leaving
@@ -209,7 +209,9 @@ def test_told_to_leave_a_server_says_so_and_ends_the_running_step(
 
 def test_a_second_signal_ends_a_server_at_once(busy_servers: list[subprocess.Popen[str]], model_s: Path) -> None:
     server = busy_servers.pop()
-    model = AutoDistributedModelForCausalLM.from_pretrained(model_s, initial_peers=[address_in(server)])
+    model = AutoDistributedModelForCausalLM.from_pretrained(
+        model_s, initial_peers=[address_in(server)], config=ClientConfig(wait_for_servers_s=1.0)
+    )
     family = family_of(server.pid)
     with ThreadPoolExecutor(1) as pool, torch.no_grad():
         answer = pool.submit(model, LONG_PROMPT, logits_to_keep=1)
@@ -221,7 +223,7 @@ def test_a_second_signal_ends_a_server_at_once(busy_servers: list[subprocess.Pop
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=1) == -signal.SIGINT
         with pytest.raises(SwarmError):
-            answer.result(timeout=90)
+            answer.result(timeout=30)
     model.close()
     assert_gone(family)
 
