@@ -19,6 +19,7 @@ from typing import Final
 
 from corolla.errors import BadInput
 from corolla.models.locks import Lock, try_lock, wait_for_lock
+from corolla.models.transfer import megabytes
 
 BUILD_TIMEOUT_S: Final = 1800.0
 """A build downloads 100 MB or converts gigabytes; a second one may as well wait for it."""
@@ -126,8 +127,8 @@ class DiskCache:
                 used -= entry.num_bytes
         if used + num_bytes > max_bytes:
             raise BadInput(
-                f"{what} does not fit into {self.root}: {(used + num_bytes) / 1e6:.0f} MB would be in use, at most "
-                f"{max_bytes / 1e6:.0f} MB may be"
+                f"{what} does not fit into {self.root}: {megabytes(used + num_bytes)} MB would be in use, at most "
+                f"{megabytes(max_bytes)} MB may be"
             )
 
     def entries(self) -> list[Entry]:

@@ -21,7 +21,7 @@ from corolla.models.cached_file import CachedFile, Writer
 from corolla.models.disk_cache import DiskCache, journal_of
 from corolla.models.locks import Lock, try_lock
 from corolla.models.ranges import Range, count_bytes, split, subtract
-from corolla.models.transfer import Progress, Transfer
+from corolla.models.transfer import Progress, Transfer, megabytes
 
 SLICE_BYTES: Final = 256 << 20
 """What one process holds against others: a client beside a loading server waits for this much, not for a shard."""
@@ -226,8 +226,8 @@ class Download:
         most, free = self._cache.max_bytes, shutil.disk_usage(self._cache.root).free
         if most is not None and self._total_bytes > most:
             raise BadInput(
-                f"{self._what} needs {self._total_bytes / 1e6:.0f} MB in {self._cache.root}, which may hold "
-                f"{most / 1e6:.0f} MB at most"
+                f"{self._what} needs {megabytes(self._total_bytes)} MB in {self._cache.root}, which may hold "
+                f"{megabytes(most)} MB at most"
             )
         if self._total_bytes > free:
             raise BadInput(self._no_room(free))
@@ -240,8 +240,8 @@ class Download:
     def _no_room(self, free: int) -> str:
         left = self._total_bytes - self._tally.done_bytes
         return (
-            f"{self._what} needs {left / 1e6:.0f} MB more on the disk of {self._cache.root}, which has "
-            f"{free / 1e6:.0f} MB free"
+            f"{self._what} needs {megabytes(left)} MB more on the disk of {self._cache.root}, which has "
+            f"{megabytes(free)} MB free"
         )
 
 

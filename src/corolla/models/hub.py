@@ -169,13 +169,16 @@ class Hub:
         self, status: int, headers: Mapping[str, str], repository: Repository, file: str, part: Range
     ) -> None:
         """Refuse an answer about other bytes than those asked for."""
-        size = repository.files[file].size
+        page, size = self._say(repository.name), repository.files[file].size
         if status == _PARTIAL:
             said, expected = headers.get("Content-Range", ""), f"bytes {part[0]}-{part[1] - 1}/{size}"
             if said != expected:
-                raise BadInput(f"{self._say(repository.name)}: asked for {expected!r} of {file}, it answered {said!r}")
+                raise BadInput(f"{page}: asked for {expected!r} of {file}, it answered {said!r}")
         elif part != (0, size):
-            raise BadInput(f"{self._say(repository.name)}: does not serve parts of {file}, so a span cannot be loaded")
+            raise BadInput(f"{page}: does not serve parts of {file}, so a span cannot be loaded")
+        length = headers.get("Content-Length")
+        if length != str(part[1] - part[0]) and length is not None and "Content-Encoding" not in headers:
+            raise BadInput(f"{page}: asked for {part[1] - part[0]} bytes of {file}, it would send {length}")
 
     def _say(self, name: str) -> str:
         """The repository's page."""

@@ -71,8 +71,8 @@ class HubFiles:
             wanted = [self._want(name, parts) for name, parts in ranges.items()]
             locks = [stack.enter_context(self._cache.use(*want.lock_words)) for want in wanted]
             self._download(wanted, locks)
-            for want in wanted:
-                self._check(want)
+            if wrong := [want.file.path for want in wanted if not self._is_right(want)]:
+                raise BadInput(f"{wrong[0]}: is not what {self._hub.endpoint} promises by its checksum; removed")
             yield
 
     def _want(self, name: str, ranges: Sequence[Range]) -> Wanted:
@@ -97,18 +97,18 @@ class HubFiles:
                     want.file.remove()
             raise
 
-    def _check(self, want: Wanted) -> None:
-        """A file that is whole must have the hub's checksum; looked at once."""
-        remote = self._repository.files[want.file.path.name]
+    def _is_right(self, want: Wanted) -> bool:
+        """Whether a file that is whole has the hub's checksum; looked at once. What has not is removed."""
         if want.file.is_checked() or not want.file.is_whole():
-            return
+            return True
         with wait_for_lock(self._cache.lock_path(*want.lock_words, "check"), timeout_s=CHECK_TIMEOUT_S):
             if want.file.is_checked():
-                return
-            if not _has_checksum(want.file.path, remote):
+                return True
+            if not _has_checksum(want.file.path, self._repository.files[want.file.path.name]):
                 want.file.remove()
-                raise BadInput(f"{want.file.path}: is not what {self._hub.endpoint} promises by its checksum; removed")
+                return False
             want.file.mark_checked()
+            return True
 
 
 def _is_worth_keeping(file: CachedFile, error: BaseException) -> bool:

@@ -179,7 +179,11 @@ class _Handler(BaseHTTPRequestHandler):
         content = content if fault.content is None else fault.content(content)
         self.request_now.status = status
         self.send_response(status)
-        for name, value in ({"Content-Length": str(len(content))} | (headers or {}) | fault.headers).items():
+        said = {"Content-Length": str(len(content))} | (headers or {}) | fault.headers
+        if said.get("Transfer-Encoding") == "chunked":
+            del said["Content-Length"]
+            content = b"%x\r\n%s\r\n0\r\n\r\n" % (len(content), content)
+        for name, value in said.items():
             self.send_header(name, value)
         self.end_headers()
         most = len(content) if fault.most_bytes is None else min(fault.most_bytes, len(content))

@@ -26,7 +26,7 @@ class Transfer:
         return (self.total_bytes - self.done_bytes) * self.seconds / self.done_bytes
 
     def __str__(self) -> str:
-        words = f"{self.what}: {_megabytes(self.done_bytes)} of {_megabytes(self.total_bytes)} MB, {self.seconds:.0f} s"
+        words = f"{self.what}: {megabytes(self.done_bytes)} of {megabytes(self.total_bytes)} MB, {self.seconds:.0f} s"
         if self.waiting:
             return f"{words}, waiting: {self.waiting}"
         if self.is_done or self.left_s is None:
@@ -42,5 +42,6 @@ def show_nothing(_transfer: Transfer) -> None:
     """For callers that show no progress."""
 
 
-def _megabytes(num_bytes: int) -> str:
+def megabytes(num_bytes: int) -> str:
+    """`1.5` or `1,500`: as exact as a person wants it."""
     return f"{num_bytes / 1e6:,.1f}" if num_bytes < 100e6 else f"{num_bytes / 1e6:,.0f}"
