@@ -85,6 +85,10 @@ class Transport(Protocol):
     @property
     def records(self) -> Records: ...
 
+    def met_peers(self) -> list[PeerId]:
+        """Peers that answered lately and keep records for others; a few, not all of the swarm."""
+        ...
+
     def peer_address(self, peer: PeerId) -> str | None:
         """The numeric IP address of a peer with which a stream is open; of a relayed one, the relay's. None when no
         stream is open, or the network cannot tell."""

@@ -15,9 +15,10 @@ from corolla.clock import WallClock
 from corolla.errors import HopFailed, SwarmError
 from corolla.ids import PeerId
 from corolla.net import identity as identities
+from corolla.net import reach
 from corolla.net.gate import Gate
 from corolla.net.identity import Identity
-from corolla.net.libp2p import ping
+from corolla.net.libp2p import ping, probe
 from corolla.net.libp2p.addresses import most_reachable_first
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.control import Control, DaemonRefused, RawStream
@@ -46,6 +47,8 @@ class Libp2pTransport:
         gate: Gate,
         wall_clock: WallClock,
         parts: AsyncExitStack,
+        *,
+        is_client: bool,
     ) -> None:
         self._process = OwnProcess()
         self._peer = peer
@@ -53,6 +56,8 @@ class Libp2pTransport:
         self._control = control
         self._addresses = addresses
         self._gate = gate
+        self._is_client = is_client
+        self._helper = reach.Helper(self.peer_address, probe.locate, probe.probe)
         self._wall_clock = wall_clock
         self._dht = dht
         self._membership = Membership(peer, control, dht, random.Random())  # noqa: S311 (picks whom to ask)
@@ -80,6 +85,9 @@ class Libp2pTransport:
     def daemon_pid(self) -> int:
         """For status lines, and for tests that kill it."""
         return self._daemon.pid
+
+    def met_peers(self) -> list[PeerId]:
+        return self._dht.met_peers()
 
     def peer_address(self, peer: PeerId) -> str | None:
         streams = self._streams.get(peer)
@@ -138,6 +146,8 @@ class Libp2pTransport:
         """Take streams, answer pings, keep in touch. For `open_transport`."""
         self._listener = listener
         await self.serve(ping.PROTOCOL, ping.answer)
+        if not self._is_client:
+            await self.serve(reach.PROTOCOL, self._helper.accept)
         self._tasks = [asyncio.ensure_future(task) for task in (self._watch(), self._membership.keep_joined())]
 
     def take(self, raw: RawStream) -> None:
@@ -184,6 +194,7 @@ class Libp2pTransport:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._helper.close()
         await self._gate.close()
         await self._end_streams("the transport was closed")
         if not self._lost.done():
@@ -213,7 +224,9 @@ async def open_transport(config: NetworkConfig) -> AsyncIterator[Libp2pTransport
             Dht(daemon.control_path, identity, config.wall_clock, is_client=config.is_client, gate=config.gate)
         )
         gate = Gate(identity.peer, config.gate)
-        transport = Libp2pTransport(identity.peer, daemon, control, dht, addresses, gate, config.wall_clock, parts)
+        transport = Libp2pTransport(
+            identity.peer, daemon, control, dht, addresses, gate, config.wall_clock, parts, is_client=config.is_client
+        )
         listener = await parts.enter_async_context(Listener(directory / "streams", transport.take))
         await transport.begin(listener)
         try:

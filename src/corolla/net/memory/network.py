@@ -18,6 +18,7 @@ from typing import Final, Self
 
 from corolla.errors import BadInput, HopFailed, LocalProtocolError, NoPeers
 from corolla.ids import PeerId
+from corolla.net import reach
 from corolla.net.gate import Gate, GateConfig
 from corolla.net.groups import group_of
 from corolla.net.identity import Identity, from_seed
@@ -44,6 +45,7 @@ class MemoryNetwork:
 
     def __init__(self, rng: random.Random, conditions: LinkConditions | None = None) -> None:
         self.links: Final = Links(rng, conditions or LinkConditions())
+        self.hidden: Final[set[PeerId]] = set()
         self._living: dict[PeerId, MemoryTransport] = {}
         self._reachable: dict[PeerId, dict[PeerId, MemoryTransport]] = {}
 
@@ -104,6 +106,10 @@ class MemoryNetwork:
         """How the link from `a` to `b` (and back) behaves from now on."""
         for link in _links_between([a], [b], one_way=one_way):
             self.links.set_conditions(link, conditions)
+
+    def hide(self, peer: PeerId) -> None:
+        """Nobody can dial this peer back at its address any more, as behind a NAT; what it dials works."""
+        self.hidden.add(peer)
 
     # For the transports.
 
@@ -184,6 +190,7 @@ class MemoryTransport:
         self._bootstrap: list[PeerId] = []
         self._rejoin: asyncio.TimerHandle | None = None
         self._lost: asyncio.Future[str] | None = None
+        self._helper = reach.Helper(self.peer_address, self._locate, self._probe)
         self._records = MemoryRecords(
             identity,
             wall_time=self.wall_time,
@@ -198,6 +205,8 @@ class MemoryTransport:
     async def __aenter__(self) -> Self:
         self._lost = asyncio.get_running_loop().create_future()
         self.network.enter(self)
+        if not self.is_client:
+            await self.serve(reach.PROTOCOL, self._helper.accept)
         return self
 
     async def __aexit__(
@@ -221,6 +230,9 @@ class MemoryTransport:
     def traffic(self) -> Traffic:
         """What records cost this peer so far."""
         return self._records.traffic
+
+    def met_peers(self) -> list[PeerId]:
+        return sorted(peer for peer, other in self.network.reachable(self).items() if not other.is_client)
 
     def peer_address(self, peer: PeerId) -> str | None:
         other = self.network.living.get(peer)
@@ -282,6 +294,7 @@ class MemoryTransport:
         return await asyncio.shield(self._lost)
 
     async def close(self) -> None:
+        await self._helper.close()
         await self._gate.close()
         self.end("the transport was closed")
 
@@ -299,6 +312,17 @@ class MemoryTransport:
     @property
     def _is_running(self) -> bool:
         return self._lost is not None and not self._lost.done()
+
+    async def _locate(self, address: str) -> list[str]:
+        other = self.network.living.get(PeerId(address.removeprefix(ADDRESS_HEAD)))
+        return [other.address] if other is not None else []
+
+    async def _probe(self, _host: str, address: str, peer: PeerId) -> reach.Verdict:
+        if address != ADDRESS_HEAD + peer:
+            return "other"
+        await self._links.cross((self.peer, peer))
+        await self._links.cross((peer, self.peer))
+        return "refused" if peer in self.network.hidden else "reached"
 
     def rejoin_later(self) -> None:
         """Meet the bootstrap peers again in a while, should they be there but not know us."""
