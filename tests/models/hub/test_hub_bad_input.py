@@ -348,7 +348,7 @@ def test_any_change_of_header_and_index_is_harmless_or_refused(any_hub, fields, 
 
 
 @pytest.mark.full
-@hypothesis_settings(max_examples=400)
+@hypothesis_settings(max_examples=200)
 @given(
     fields=st.lists(FIELD, max_size=2),
     edits=EDITS,

@@ -10,6 +10,7 @@ import torch
 
 from corolla.errors import BadInput, SwarmError
 from corolla.models import checkpoint as checkpoint_module
+from corolla.models.disk_cache import disk_bytes
 from corolla.models.fingerprint import fingerprint
 from corolla.models.loading import load_span
 from corolla.models.local_half import load_local_half
@@ -320,3 +321,21 @@ def test_a_gated_repository_is_refused_with_its_page_and_opened_with_the_token(h
     assert "\n" not in str(no.value)
     assert no.value.exit_code == 2
     assert open_here(token=hub.token).num_blocks == 6
+
+
+# --- the cap
+
+
+def test_a_cap_lets_go_of_what_was_used_before_and_refuses_what_can_never_fit(hub, open_here, tmp_path, exact_headers):
+    first = open_here(max_disk_bytes=520_000)
+    load_held(first, 0, 2)
+    assert disk_bytes(tmp_path / "cache" / "hub") < 520_000
+    load_held(first, 3, 5)
+    assert disk_bytes(tmp_path / "cache" / "hub") < 520_000
+    sent = hub.sent_bytes()
+    load_held(first, 3, 5)
+    assert hub.sent_bytes() == sent
+    load_held(first, 0, 2)
+    assert hub.sent_bytes() > sent
+    with pytest.raises(BadInput, match=r"someone/tiny needs 0\.\d MB in .*, which may hold 0\.5 MB at most"):
+        load_held(open_here(max_disk_bytes=520_000, cache_dir=tmp_path / "other"), 0, 6)
