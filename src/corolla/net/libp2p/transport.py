@@ -133,6 +133,16 @@ class Libp2pTransport:
             raise HopFailed(peer, "ended the stream in place of answering a ping")
         return rtt_s
 
+    async def clock_ahead_s(self, peer: PeerId, *, timeout_s: float) -> float:
+        """How far the peer's wall clock is ahead of ours, give or take half a round trip. Raises HopFailed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return (await self._dht.ping(peer)).clock_ahead_s
+        except TimeoutError:
+            raise HopFailed(peer, f"no answer within {timeout_s:g} s") from None
+        except SwarmError as fault:
+            raise HopFailed(peer, str(fault)) from fault
+
     async def wait_lost(self) -> str:
         return await asyncio.shield(self._lost)
 
