@@ -65,6 +65,12 @@ class Child:
         return parse_ready(line)
 
     @property
+    def has_spoken(self) -> bool:
+        """Whether `wait_ready` would return, or raise, at once."""
+        assert self.process.stdout is not None
+        return bool(select.select([self.process.stdout], [], [], 0)[0])
+
+    @property
     def daemon_pid(self) -> int:
         """Its network daemon, which runs in a process session of its own."""
         daemons = children_of(self.process.pid)

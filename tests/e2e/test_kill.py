@@ -1,0 +1,360 @@
+"""Servers die at every moment and in every way, and the text is the local model's.
+
+Real processes over libp2p, S in three spans, a replica of each always up. Each server's cache holds one session and
+no second: a session that is left behind anywhere would refuse the next one there.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from corolla import AutoDistributedModelForCausalLM
+from corolla.apps.bench.setup import ONE_THREAD
+from corolla.apps.processes import Child, Processes
+from corolla.client.config import ClientConfig
+from corolla.client.inference import InferenceSession
+from corolla.client.model import DistributedModelForCausalLM
+from corolla.ids import PeerId
+from corolla.net.liveness import Liveness
+from corolla.swarm.watch import Watcher
+
+pytestmark = pytest.mark.slow
+
+SPANS = ("0:3", "3:6", "6:8")
+REPLICAS = 3
+"""Of each span at the start: two must be up whenever a test begins, and new ones start while tests run."""
+START_TIMEOUT_S = 100.0
+GONE_WITHIN_S = 20.0
+MAX_LENGTH = 1600
+"""Of every session, and the whole cache of every server."""
+NEW_TOKENS = 20
+LOST_AT = 6
+SHORT = torch.arange(3, 19)[None]
+LONG = (torch.arange(1500)[None] * 7 + 3) % 32000
+"""Takes each server a good part of a second."""
+GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+CONFIG = ClientConfig(liveness=Liveness(interval_s=0.3, dead_after_s=1.2))
+"""Short heartbeats, so that frozen servers are found soon. A false alarm on a busy machine costs time, never text."""
+
+
+@dataclass(slots=True)
+class Server:
+    """One server process with its daemon; their numbers, since asking at the moment of the kill would take too long."""
+
+    span: str
+    child: Child
+    peer: PeerId | None = None
+    daemon: int = 0
+
+    @property
+    def pids(self) -> tuple[int, int]:
+        return self.daemon, self.child.process.pid
+
+    def wait_ready(self) -> None:
+        if self.peer is None:
+            self.peer = self.child.wait_ready(time.monotonic() + START_TIMEOUT_S).peer
+            self.daemon = self.child.daemon_pid
+
+
+def kill_family(server: Server) -> None:
+    for pid in server.pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_python(server: Server) -> None:
+    os.kill(server.child.process.pid, signal.SIGKILL)
+
+
+def kill_daemon(server: Server) -> None:
+    os.kill(server.daemon, signal.SIGKILL)
+
+
+def freeze(server: Server) -> None:
+    for pid in server.pids:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def thaw(server: Server) -> None:
+    for pid in server.pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+Blow = Callable[[Server], None]
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The servers that are up, and those on their way."""
+
+    model: Path
+    processes: Processes
+    address: str
+    up: dict[PeerId, Server] = field(default_factory=dict[PeerId, Server])
+    starting: list[Server] = field(default_factory=list[Server])
+    lost: list[Server] = field(default_factory=list[Server])
+    frozen: list[Server] = field(default_factory=list[Server])
+
+    def begin(self, span: str) -> None:
+        words = ["--blocks", span, "--cache-tokens", str(MAX_LENGTH), "--join", self.address]
+        self.starting.append(Server(span, self.processes.start(f"server {span}", "serve", str(self.model), *words)))
+
+    def gather(self) -> None:
+        """Thaw who is frozen, and wait until every span has two servers."""
+        while self.frozen:
+            server = self.frozen.pop()
+            thaw(server)
+            assert server.peer is not None
+            self.up[server.peer] = server
+        while short := [span for span in SPANS if self.count(span) < 2]:
+            self._welcome(next(server for server in self.starting if server.span in short))
+
+    def _welcome(self, server: Server) -> None:
+        server.wait_ready()
+        self.starting.remove(server)
+        assert server.peer is not None
+        self.up[server.peer] = server
+
+    def _take(self, peer: PeerId) -> Server:
+        """One that serves: it may have become ready since we looked."""
+        for server in list(self.starting):
+            if peer not in self.up and server.child.has_spoken:
+                self._welcome(server)
+        return self.up.pop(peer)
+
+    def count(self, span: str) -> int:
+        return sum(server.span == span for server in self.up.values())
+
+    def strike(self, blow: Blow, peers: Sequence[PeerId]) -> None:
+        """Lose these servers, all at once; others start in their place."""
+        victims = [self._take(peer) for peer in peers]
+        for victim in victims:
+            blow(victim)
+        if blow is freeze:
+            self.frozen += victims
+            return
+        self.lost += victims
+        for victim in victims:
+            self.begin(victim.span)
+
+
+@pytest.fixture(scope="module")
+def fleet(model_s: Path) -> Iterator[Fleet]:
+    with Processes(ONE_THREAD) as processes:
+        bootstrap = processes.start("the bootstrap peer", "bootstrap")
+        fleet = Fleet(model_s, processes, bootstrap.wait_ready(time.monotonic() + START_TIMEOUT_S).addr)
+        for span in SPANS * REPLICAS:
+            fleet.begin(span)
+        yield fleet
+        fleet.gather()
+        family = [pid for server in (*fleet.up.values(), *fleet.lost) for pid in server.pids]
+        family += [server.child.process.pid for server in fleet.starting]
+    assert_gone(family)
+
+
+@pytest.fixture(scope="module")
+def swarm(fleet: Fleet) -> Iterator[DistributedModelForCausalLM]:
+    fleet.gather()
+    model = AutoDistributedModelForCausalLM.from_pretrained(fleet.model, initial_peers=[fleet.address], config=CONFIG)
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def texts(local_s: PreTrainedModel) -> dict[int, torch.Tensor]:
+    """What plain transformers writes after each prompt, by the prompt's length."""
+    return {
+        prompt.shape[1]: local_s.generate(prompt, max_new_tokens=2 * NEW_TOKENS, **GREEDY)[:, prompt.shape[1] :]
+        for prompt in (SHORT, LONG)
+    }
+
+
+class AtToken(BaseStreamer):
+    """Does something between two steps."""
+
+    def __init__(self, number: int, act: Callable[[], None]) -> None:
+        self._left = number
+        self._act = act
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._left == 0:  # the prompt was the first
+            self._act()
+        self._left -= 1
+
+    def end(self) -> None:
+        return
+
+
+def route_of(session: InferenceSession) -> list[PeerId]:
+    return [hop.peer_id for hop in session.route]
+
+
+# --- in the middle of decoding
+
+
+@pytest.mark.parametrize(
+    ("blow", "places"),
+    [
+        (kill_family, [1]),
+        (kill_python, [0]),
+        (kill_daemon, [2]),
+        (freeze, [1]),
+        (kill_family, [0, 1, 2]),
+        (freeze, [0, 1, 2]),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "+".join(map(str, value)),
+)
+def test_lost_between_two_tokens(
+    fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow, places: list[int]
+) -> None:
+    fleet.gather()
+    with swarm.inference_session(max_length=MAX_LENGTH) as session:
+        before: list[PeerId] = []
+
+        def strike() -> None:
+            before.extend(route_of(session))
+            fleet.strike(blow, [before[place] for place in places])
+
+        tokens = swarm.generate(SHORT, max_new_tokens=NEW_TOKENS, streamer=AtToken(LOST_AT, strike), **GREEDY)
+        after = route_of(session)
+    assert torch.equal(tokens[:, SHORT.shape[1] :], texts[SHORT.shape[1]][:, :NEW_TOKENS])
+    assert not {before[place] for place in places} & set(after)
+
+
+# --- in a long prefill
+
+
+@pytest.mark.parametrize(
+    ("blow", "place"),
+    [(kill_family, 0), (kill_python, 2), (kill_daemon, 1), (freeze, 0)],
+    ids=lambda value: value.__name__ if callable(value) else str(value),
+)
+def test_lost_in_a_long_prefill(
+    fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow, place: int
+) -> None:
+    fleet.gather()
+    with swarm.inference_session(max_length=MAX_LENGTH) as session, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(swarm.generate, LONG, max_new_tokens=NEW_TOKENS, session=session, **GREEDY)
+        victim = wait_for_route(session)[place]
+        time.sleep(0.15)
+        assert session.position == 0, "the prefill was over before the blow"
+        fleet.strike(blow, [victim])
+        tokens = answer.result(timeout=100)
+        assert victim not in route_of(session)
+    assert torch.equal(tokens[:, LONG.shape[1] :], texts[LONG.shape[1]][:, :NEW_TOKENS])
+
+
+def wait_for_route(session: InferenceSession) -> list[PeerId]:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not (route := route_of(session)):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return route
+
+
+# --- at rest
+
+
+@pytest.mark.parametrize(
+    ("blow", "places"),
+    [(kill_family, [2]), (freeze, [0]), (kill_daemon, [1])],
+    ids=lambda value: value.__name__ if callable(value) else "+".join(map(str, value)),
+)
+def test_lost_between_two_answers(
+    fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow, places: list[int]
+) -> None:
+    fleet.gather()
+    with swarm.inference_session(max_length=MAX_LENGTH) as session:
+        first = swarm.generate(SHORT, max_new_tokens=NEW_TOKENS, **GREEDY)[:, SHORT.shape[1] :]
+        fleet.strike(blow, [route_of(session)[place] for place in places])
+        second = swarm.generate(None, max_new_tokens=NEW_TOKENS, **GREEDY)
+    assert torch.equal(torch.cat([first, second], dim=1), texts[SHORT.shape[1]])
+
+
+@pytest.mark.parametrize("blow", [kill_family, kill_python], ids=lambda blow: blow.__name__)
+def test_lost_before_the_first_token(
+    fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow
+) -> None:
+    """The client still believes in servers that are gone when it first asks them."""
+    fleet.gather()
+    with swarm.inference_session(max_length=MAX_LENGTH) as session:
+        swarm.generate(SHORT, max_new_tokens=1, **GREEDY)
+        favourites = route_of(session)
+    fleet.strike(blow, favourites)
+    with swarm.inference_session(max_length=MAX_LENGTH):
+        tokens = swarm.generate(SHORT, max_new_tokens=NEW_TOKENS, **GREEDY)
+    assert torch.equal(tokens[:, SHORT.shape[1] :], texts[SHORT.shape[1]][:, :NEW_TOKENS])
+
+
+# --- in the middle of a recovery
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.05, 0.2])
+def test_another_is_lost_while_the_first_is_being_replaced(
+    fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], pause_s: float
+) -> None:
+    """Behind a long prompt, whose replay takes a while."""
+    fleet.gather()
+    with swarm.inference_session(max_length=MAX_LENGTH) as session:
+        threads: list[threading.Thread] = []
+
+        def strike_twice() -> None:
+            head, _, tail = route_of(session)
+            fleet.strike(kill_family, [tail])
+            threads.append(threading.Thread(target=strike_later, args=(head,)))
+            threads[0].start()
+
+        def strike_later(peer: PeerId) -> None:
+            time.sleep(pause_s)
+            fleet.strike(kill_family, [peer])
+
+        tokens = swarm.generate(LONG, max_new_tokens=NEW_TOKENS, streamer=AtToken(LOST_AT, strike_twice), **GREEDY)
+        threads[0].join()
+    assert torch.equal(tokens[:, LONG.shape[1] :], texts[LONG.shape[1]][:, :NEW_TOKENS])
+
+
+# --- afterwards
+
+
+def test_no_survivor_holds_anything(fleet: Fleet, swarm: DistributedModelForCausalLM) -> None:
+    fleet.gather()
+    watcher = Watcher(swarm.connection.swarm.transport, swarm.served.fingerprint)
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while True:
+        view = swarm.connection.run(watcher.refresh())
+        free = {peer: view.servers[peer].announcement.free_cache_tokens for peer in fleet.up if peer in view.servers}
+        if free.keys() == fleet.up.keys() and set(free.values()) == {MAX_LENGTH}:
+            return
+        assert time.monotonic() < deadline, free
+        time.sleep(0.5)
+
+
+def test_the_lost_leave_no_process(fleet: Fleet) -> None:
+    """Each half of a server ends when the other is killed."""
+    assert_gone([pid for server in fleet.lost for pid in server.pids])
+
+
+def assert_gone(pids: Sequence[int]) -> None:
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not: it only waits for whoever started it to ask."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
