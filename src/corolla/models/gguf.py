@@ -60,7 +60,7 @@ def open_gguf(gguf: Path, cache: DiskCache, say: Say) -> LocalFiles:
     """The converted model's files, converted first if need be. Raises BadInput when that cannot be done."""
     if not _has_magic(gguf):
         raise BadInput(f"{gguf}: is not a GGUF file, whatever its name says")
-    key = _key_of(gguf)
+    key = key_of(gguf)
 
     def build(directory: Path) -> None:
         say(f"converting {gguf.name} (once)")
@@ -76,14 +76,14 @@ def open_gguf(gguf: Path, cache: DiskCache, say: Say) -> LocalFiles:
     return files
 
 
-def _key_of(gguf: Path) -> str:
+def key_of(gguf: Path) -> str:
     """Tells this file from others and from what it was before a change, without reading all of it."""
     status = gguf.stat()
     digest = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns}".encode())
     with gguf.open("rb") as file:
         digest.update(file.read(_HEAD_BYTES))
         for number in range(_SAMPLES):
-            file.seek(status.st_size * number // _SAMPLES)
+            file.seek(max(status.st_size - _SAMPLE_BYTES, 0) * number // (_SAMPLES - 1))
             digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:32]
 
