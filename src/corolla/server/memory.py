@@ -43,8 +43,8 @@ class MemoryPlan:
         """For the log: what is hosted and where the memory goes."""
         return (
             f"hosting {self.num_blocks} of {self.of_blocks} blocks: {_gib(self.weights_bytes)} of weights and "
-            f"{_gib(self.cache_bytes)} of cache for {self.cache_tokens} tokens, in {_gib(self.free_bytes)} of free memory, "
-            f"of which {_gib(self.headroom_bytes)} are left alone"
+            f"{_gib(self.cache_bytes)} of cache for {self.cache_tokens} tokens, in {_gib(self.free_bytes)} of free "
+            f"memory, of which {_gib(self.headroom_bytes)} are left alone"
         )
 
 
@@ -61,11 +61,12 @@ def plan_memory(free_bytes: int, needs: MemoryNeeds, *, num_blocks: int | None =
     fitting = min(max(free_bytes - headroom_bytes, 0) // each_bytes, of_blocks)
     if num_blocks is not None and not 1 <= num_blocks <= of_blocks:
         raise BadInput(f"--num-blocks {num_blocks}: this model has {of_blocks} blocks")
-    if fitting < (num_blocks or 1):
+    wanted = num_blocks or 1
+    if fitting < wanted:
         raise BadInput(
-            f"{num_blocks or 1} block(s) need {_gib((num_blocks or 1) * each_bytes)} (each {_gib(max(needs.block_bytes))} "
-            f"of weights and {_gib(cache_bytes)} of cache for {needs.cache_tokens} tokens); {_gib(free_bytes)} are free, "
-            f"of which {_gib(headroom_bytes)} are left alone, so {fitting} fit(s): host fewer, or a smaller cache"
+            f"{wanted} block(s) need {_gib(wanted * each_bytes)} (each {_gib(max(needs.block_bytes))} of weights and "
+            f"{_gib(cache_bytes)} of cache for {needs.cache_tokens} tokens); {_gib(free_bytes)} are free, of which "
+            f"{_gib(headroom_bytes)} are left alone, so {fitting} fit(s): host fewer, or a smaller cache"
         )
     hosted = fitting if num_blocks is None else num_blocks
     return MemoryPlan(

@@ -8,14 +8,16 @@ seen at the first look were counted already, and their owners cannot have known 
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from corolla.clock import loop_time
 from corolla.ids import PeerId
 from corolla.swarm.cost import CostModel
-from corolla.swarm.rebalance import Model, choose_move
+from corolla.swarm.rebalance import LEAST_GAIN, SETTLED_GAIN, Model, choose_move, plan_for
 from corolla.swarm.view import ServerView, View
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ class PlacingConfig:
     longest_wait_s: float = 3.0
     mean_check_s: float = 60.0
     """Between two looks whether to move: uniform between none and twice this, so that servers take turns."""
+    settling_s: float = 900.0
+    """How long after a look at which moving was worth it smaller gains are taken along."""
 
     def __post_init__(self) -> None:
         if not 0 < self.least_wait_s <= self.longest_wait_s or not self.mean_check_s > 0:
@@ -114,9 +118,19 @@ async def keep_placed(
     `move` brings the server to a span and returns when it is announced there: load, drain and switch are its own
     (`memory.transition` says in which order).
     """
+    settling_until = -math.inf
     while True:
         await asyncio.sleep(rng.uniform(0.0, 2 * config.mean_check_s))
-        span = await claim_move(publisher, own, cuts=cuts, cost=cost, rng=rng, config=config)
+        view = await publisher.read()
+        model = Model(view.num_blocks, None if cuts is None else frozenset(cuts))
+        if plan_for(view, model, cost).gain >= LEAST_GAIN:
+            settling_until = loop_time() + config.settling_s
+        least_gain = SETTLED_GAIN if loop_time() < settling_until else LEAST_GAIN
+
+        def choose(view: View, model: Model = model, least_gain: float = least_gain) -> range | None:
+            return choose_move(view, own, model, cost, least_gain=least_gain)
+
+        span = await claim_move(publisher, own, view, choose, rng=rng, config=config)
         if span is not None:
             log.info("moving", extra={"blocks": f"{span.start}:{span.stop}"})
             await move(span)
@@ -125,25 +139,20 @@ async def keep_placed(
 async def claim_move(
     publisher: Publisher,
     own: PeerId,
+    seen: View,
+    choose: Callable[[View], range | None],
     *,
-    cuts: Collection[int] | None,
-    cost: CostModel,
     rng: random.Random,
     config: PlacingConfig,
 ) -> range | None:
-    """Where to move to now, claimed; None: nowhere."""
-    seen = await publisher.read()
+    """Where to move to now, claimed; None: nowhere. `choose` is a pure choice from a view in which we serve."""
     here = seen.servers.get(own)
-    if here is None or not here.is_online:
-        return None
-    model = Model(seen.num_blocks, None if cuts is None else frozenset(cuts))
-    span = choose_move(seen, own, model, cost)
-    if span is None:
+    span = choose(seen) if here is not None and here.is_online else None
+    if here is None or span is None:
         return None
     await publisher.claim(span)
     await asyncio.sleep(rng.uniform(config.least_wait_s, config.longest_wait_s))
-    now = without_inferior(await publisher.read(), seen, own).including(here)
-    if choose_move(now, own, model, cost) == span:
+    if choose(without_inferior(await publisher.read(), seen, own).including(here)) == span:
         return span
     await publisher.stay()
     return None
