@@ -102,6 +102,7 @@ BAD_FILES = {
     "missing shard": ({"index": index(a="x.safetensors")}, "x.safetensors: missing shard"),
     "shard elsewhere": ({"index": index(a="../x.safetensors")}, "not a file of this directory"),
     "shard is no name": ({"index": {"weight_map": {"a": 3}}}, "names 3"),
+    "shard is a list": ({"index": {"weight_map": {"a": ["x.safetensors"]}}}, "not a file of this directory"),
     "no weight map": ({"index": {}}, "has no weight_map"),
     "index lies": (
         {"index": index(b="x.safetensors"), "x.safetensors": shard({"a": ENTRY})},
@@ -172,6 +173,25 @@ def test_any_header_is_right_or_refused(tmp_path_factory, header, data):
         return
     size = (directory / "model.safetensors").stat().st_size
     assert all(0 < info.start <= info.end <= size for info in checkpoint.tensors.values())
+
+
+WEIGHT_MAPS = st.dictionaries(
+    st.sampled_from(["a", "b"]),
+    st.sampled_from(["x.safetensors", "y.safetensors", "../x.safetensors", "/etc/passwd", "", ".", 5, [], {}, None]),
+)
+
+
+@hypothesis_settings(max_examples=150)
+@given(weight_map=st.one_of(WEIGHT_MAPS, st.none(), st.just([])), header=HEADERS)
+def test_any_index_is_right_or_refused(tmp_path_factory, weight_map, header):
+    files = {"index": {"weight_map": weight_map}, "x.safetensors": shard(header, b"\0" * 32)}
+    directory = write(tmp_path_factory.mktemp("any"), **files)
+    try:
+        checkpoint = open_checkpoint(directory)
+    except BadInput:
+        return
+    assert {name: info.file.name for name, info in checkpoint.tensors.items()} == weight_map
+    assert set(weight_map) <= set(header)
 
 
 @hypothesis_settings(max_examples=150)
