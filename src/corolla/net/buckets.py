@@ -30,12 +30,12 @@ class Buckets:
     _spent: dict[str, tuple[float, float]] = field(default_factory=lambda: dict[str, tuple[float, float]]())
     """Tokens missing in the bucket, and when that was so. A full bucket needs no entry."""
 
-    def take(self, name: str, now: float) -> bool:
+    def take(self, name: str, now: float, amount: float = 1.0) -> bool:
         """False: it has had as many as the rate allows."""
         missing = self._missing(name, now)
-        if missing + 1 > self.rate.burst or (name not in self._spent and not self._has_room(now)):
+        if missing + amount > self.rate.burst or (name not in self._spent and not self._has_room(now)):
             return False
-        self._spent[name] = (missing + 1, now)
+        self._spent[name] = (missing + amount, now)
         return True
 
     def _missing(self, name: str, now: float) -> float:

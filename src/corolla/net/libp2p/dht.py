@@ -158,7 +158,7 @@ class Dht:
 
     async def _start(self, lib: Hivemind) -> None:
         self._p2p = await lib.P2P.replicate(lib.Multiaddr(f"/unix{self._control_path}"))
-        self._seal.put_around(self._p2p, self._callers.note)
+        self._seal.put_around(self._p2p, self._callers.admit)
         _skip_cancelled_calls(self._p2p)
         for task in _connection_tasks(self._p2p):
             task.add_done_callback(_note_end)

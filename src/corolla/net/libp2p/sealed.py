@@ -30,6 +30,9 @@ WINDOW_S: Final = 2 * CLOCK_SKEW_S
 MAX_NONCES: Final = 100_000
 """Remembered at most; 400 requests a second for as long as each is remembered. Only members make us remember."""
 
+Admit = Callable[[PeerId, Any], Awaitable[None]]
+"""Takes a caller and its request."""
+
 _REQUEST: Final = b"corolla dht 1, request"
 _RESPONSE: Final = b"corolla dht 1, response"
 _NONCE_BYTES: Final = 16
@@ -111,11 +114,14 @@ class CallSeal:
 
     # Around hivemind's calls.
 
-    def put_around(self, p2p: Any, on_call: Callable[[PeerId], Awaitable[None]]) -> None:
-        """Seal every call that this `P2P` makes and takes from now on; `on_call` runs in the task of each taken one."""
+    def put_around(self, p2p: Any, admit: Admit) -> None:
+        """Seal every call that this `P2P` makes and takes from now on.
+
+        `admit` runs first in the task of each taken one, and may raise CallRefused.
+        """
         if self._config.is_private:
             p2p.call_protobuf_handler = self._sealing(p2p.call_protobuf_handler)
-        p2p.add_protobuf_handler = self._checking(p2p.add_protobuf_handler, on_call)
+        p2p.add_protobuf_handler = self._checking(p2p.add_protobuf_handler, admit)
 
     def _sealing(self, call_plain: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call_sealed(peer: Any, name: str, request: Any, response_type: Any) -> Any:
@@ -127,18 +133,16 @@ class CallSeal:
 
         return call_sealed
 
-    def _checking(
-        self, add_plain: Callable[..., Awaitable[None]], on_call: Callable[[PeerId], Awaitable[None]]
-    ) -> Callable[..., Awaitable[None]]:
+    def _checking(self, add_plain: Callable[..., Awaitable[None]], admit: Admit) -> Callable[..., Awaitable[None]]:
         async def add_checked(name: str, handler: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> None:
             async def checked(request: Any, context: Any) -> Any:
                 call = Call(name, peer_id_from_bytes(context.remote_id.to_bytes()), self._own)
                 try:
+                    await admit(call.dialer, request)
                     key = self.check_request(call, request)
                 except CallRefused as refused:
                     log.debug("call refused", extra={"peer": short(call.dialer), "reason": str(refused)})
                     raise
-                await on_call(call.dialer)
                 response = await handler(request, context)
                 if key is not None:
                     self.sign_response(call, key, request, response)
