@@ -41,6 +41,10 @@ class Listener(Protocol):
 
     def on_drain(self, hop: "Hop", deadline_s: float) -> None: ...
 
+    def on_progress(self, hop: "Hop") -> None:
+        """A hop that stands by has come further: see `hop.opened`."""
+        ...
+
 
 class ServerLink:
     """The control stream to one server; ends everything that hangs on it when the server is lost."""
@@ -200,8 +204,13 @@ class Hop:
         match message:
             case wire.Opened():
                 is_asked = self._answer is not None and not self._answer.done()
-                if self._answer is not None and is_asked and message.route_version == self._route_version:
+                if message.route_version != self._route_version:
+                    return
+                if self._answer is not None and is_asked:
                     self._answer.set_result(message)
+                else:
+                    self.opened = message
+                    self.listener.on_progress(self)
             case wire.Refused():
                 self._refused(message)
             case wire.Close():

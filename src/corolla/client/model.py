@@ -89,7 +89,7 @@ class DistributedModelForCausalLM(_Base):
         session = call.cache.session
         is_own = session.max_length is None and session is not self.active_session
         if is_own:
-            session.max_length = call.hidden.shape[self.structure.token_axis]
+            session.max_length = call.hidden.shape[1]
             self._check_length(session.max_length)
         try:
             return session.run_blocks(

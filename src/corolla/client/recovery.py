@@ -27,6 +27,8 @@ class Place:
     end: int
     is_fresh: bool = False
     """It holds nothing of the session and must be rebuilt."""
+    catches_up: bool = False
+    """It has stood by, and holds a beginning of what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,11 @@ def must_rebuild(
     rebuilt = {
         index
         for index, (place, state) in enumerate(zip(places, held, strict=True))
-        if place.is_fresh or state.last_step_no < last_answered
+        if place.is_fresh or (state.last_step_no < last_answered and not place.catches_up)
     }
     for index in sorted(rebuilt, reverse=True):
+        if not heads.get(places[index].start, True):
+            return rebuilt | set(range(index))  # only the client can pass replays on there: from the very beginning
         while index > 0 and not _can_be_fed(index, places, held, heads):
             index -= 1
             if index in rebuilt:
@@ -115,8 +119,8 @@ def plan_resends(places: Sequence[Place], held: Sequence[Held], heads: Collectio
         following = places[index + 1]
         if place.is_fresh or following.start in heads:
             continue
-        if following.is_fresh:
-            orders.append(Resend(index, 0, 0))
+        if following.is_fresh or following.catches_up:
+            orders.append(Resend(index, held[index + 1].position, 0))
         elif held[index + 1].last_step_no < held[index].last_step_no:
             orders.append(Resend(index, None, held[index + 1].last_step_no + 1))
     return orders

@@ -15,10 +15,10 @@ Where two servers cannot reach each other, the client passes that link's activat
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
-from typing import Protocol
+from itertools import pairwise
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -46,6 +46,7 @@ from corolla.errors import (
     NoRoute,
     OutOfOrder,
     Overloaded,
+    Refused,
     RemoteProtocolError,
     SessionLost,
     SwarmError,
@@ -57,14 +58,13 @@ from corolla.wire.journal import Journal
 from corolla.wire.tensors import DType, WireTensor
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 WINDOW_STEPS = 4
 WINDOW_BYTES = 8 << 20
 """Steps, or bytes of them, that may be on the ring unanswered; one step always may. The ring ends in a sink: the
 client reads while it writes, so a slow tail slows the head and no queue grows."""
 OVERLOAD_PAUSE_S = 0.2
-MAX_ROUTES_TRIED = 6
-"""How many chains in a row may fail while the first route is being taken, before the last error is raised."""
 RETRY_PAUSES_S = (0.0, 0.0, 0.1, 0.5, 1.0, 2.0)
 POLL_S = 1.0
 PACED_BYTES = 4 << 20
@@ -121,13 +121,13 @@ class _Pending:
     output: wire.Output | None = None
 
 
-class _PlaceFailed(Exception):
-    """Taking a route failed at this server; another may do."""
+class _PlacesFailed(Exception):
+    """Taking a route failed at these servers; others may do."""
 
-    def __init__(self, peer: PeerId, error: SwarmError) -> None:
-        self.peer = peer
-        self.error = error
-        super().__init__(str(error))
+    def __init__(self, errors: Mapping[PeerId, SwarmError]) -> None:
+        self.errors = errors
+        self.error = next(iter(errors.values()))
+        super().__init__(str(self.error))
 
 
 class Session:
@@ -170,6 +170,18 @@ class Session:
         self._faults: list[tuple[Hop, SwarmError]] = []
         self._suspect_links: set[tuple[PeerId, PeerId]] = set()
         self._draining: set[PeerId] = set()
+        self._standby: dict[PeerId, Hop] = {}
+        self._moving: asyncio.Task[None] | None = None
+        self._drained_at = 0.0
+        self._rewrites = 0
+        """Counts trims and gathers: a history copied before one is not the history after it."""
+        self._progress = asyncio.Event()
+        self._refed: set[int] = set()
+        """Heads whose cache is rebuilt from what the segment before them gives back."""
+        self._replaying: dict[tuple[int, int], wire.Step] = {}
+        """(step_no, position) of steps that are replayed through the client."""
+        self._fruitless = 0
+        """Recoveries since the last answer."""
         self._is_dirty = False
         self._is_closed = False
         self._news = asyncio.Event()
@@ -213,10 +225,12 @@ class Session:
         if self._trim_to is not None or num_tokens < self.position:
             self._trim_to = num_tokens
             self.position = num_tokens
+            self._rewrites += 1
 
     def gather(self, rows: Sequence[int]) -> None:
         """Before the next step, row i of every cache becomes the present row `rows[i]`."""
         self._rows = list(rows) if self._rows is None else [self._rows[row] for row in rows]
+        self._rewrites += 1
 
     async def step(
         self,
@@ -258,7 +272,9 @@ class Session:
     def close(self) -> None:
         """Give the session's place on every server back. May be called twice."""
         self._is_closed = True
-        for hop in self._hops:
+        if self._moving is not None:
+            self._moving.cancel()
+        for hop in (*self._hops, *self._standby.values()):
             hop.close()
 
     # --- a run
@@ -364,6 +380,9 @@ class Session:
     # --- what hops report
 
     def on_output(self, hop: Hop, output: wire.Output) -> None:
+        if output.replay:
+            self._pass_replay_on(hop, output)
+            return
         pending = self._pending.get(output.step_no)
         if pending is None or pending.output is not None or hop not in self._hops:
             return  # a late or second answer: nobody waits for it
@@ -379,6 +398,7 @@ class Session:
             self._push(pending, min(following), output.hidden)
         else:
             pending.output = output
+            self._fruitless = 0
             self._news.set()
 
     def on_fault(self, hop: Hop, error: SwarmError) -> None:
@@ -394,11 +414,94 @@ class Session:
 
     def on_drain(self, hop: Hop, deadline_s: float) -> None:
         self._draining.add(hop.peer)
+        self._drained_at = max(self._drained_at, loop_time() + deadline_s)
+        self._begin_moving()
+
+    def on_progress(self, hop: Hop) -> None:
+        self._progress.set()
 
     def _drop(self, hop: Hop, error: SwarmError) -> None:
         """That server is at fault by our own evidence: leave it."""
         hop.link.drop(hop)
         hop.fail(error)
+
+    # --- leaving a server that leaves
+
+    def _begin_moving(self) -> None:
+        is_idle = self._moving is None or self._moving.done()
+        if is_idle and not self._is_closed and any(place.peer in self._draining for place in self._places):
+            self._moving = asyncio.get_running_loop().create_task(self._move_away(self._drained_at))
+
+    async def _stop_moving(self) -> None:
+        """A recovery takes the route over: two hands on it would open the same session twice."""
+        moving = self._moving
+        if moving is not None and moving is not asyncio.current_task() and not moving.done():
+            moving.cancel()
+            await asyncio.wait([moving])
+
+    async def _move_away(self, deadline: float) -> None:
+        """Make before break: build a substitute while the old server serves on, then swap between two steps."""
+        while not self._is_closed and loop_time() < deadline:
+            index = next((i for i, place in enumerate(self._places) if place.peer in self._draining), None)
+            if index is None:
+                return
+            try:
+                async with asyncio.timeout(deadline - loop_time()):
+                    await self._swap(index)
+            except TimeoutError:
+                return  # the old server ends now, and is lost like any other
+            except (NoRoute, HopFailed, Refused, _PlacesFailed) as failed:
+                log.info("no substitute yet", extra={"reason": str(failed)[:200]})
+                await asyncio.sleep(POLL_S)
+
+    async def _swap(self, index: int) -> None:
+        place, version, rewrites = self._places[index], self._version, self._rewrites
+        in_use = frozenset(other.peer for other in self._places)
+        route = await self._find(range(place.start, place.end), without=in_use)
+        if len(route.hops) > 1:
+            blocks = list(range(place.start, place.end))
+            raise MissingBlocks(blocks, "one server alone must stand by for another")
+        peer = next(iter(route.hops)).peer
+        link = await self._swarm.link(peer)
+        if (version, rewrites) != (self._version, self._rewrites):
+            return  # the route or the history is another now: begin again
+        hop = self._standby[peer] = Hop(link, self._id, place.start, place.end, self)
+        try:
+            await self._build_aside(hop, index)
+            async with self._lock:
+                if (version, rewrites) != (self._version, self._rewrites) or hop.error is not None:
+                    return
+                places = list(self._places)
+                places[index] = Place(peer, place.start, place.end, catches_up=True)
+                await self._take_route(places)
+                log.info("moved", extra={"from": short(place.peer), "to": short(peer)})
+        finally:
+            if self._standby.get(peer) is hop:
+                del self._standby[peer]
+                if hop not in self._hops:
+                    hop.close()
+
+    async def _build_aside(self, hop: Hop, index: int) -> None:
+        """Give a server that stands by the history up to now, beside the route."""
+        ask = self._ask([*self._places[:index], Place(hop.peer, hop.start, hop.end), *self._places[index + 1 :]], index)
+        await hop.open(replace(ask, is_fresh=True, standby=True, hold=True))
+        target = self.position
+        if hop.start in self._heads and self._heads[hop.start].first_position > 0:
+            raise MissingBlocks(list(range(hop.start, hop.end)), "its history has to come round from the start")
+        if hop.start in self._heads:
+            await hop.connect()
+            await self._replay_to(hop, self._heads[hop.start], live_from=1 << 60)
+        else:
+            self._hops[index - 1].replay(
+                wire.Replay(
+                    session=self._id, route_version=self._version, from_position=0, live_from=1 << 60, to=hop.peer
+                )
+            )
+        while hop.opened is not None and hop.opened.cached_tokens < target:
+            self._progress.clear()
+            await self._progress.wait()
+            if hop.error is not None:
+                raise hop.error
 
     # --- recovery
 
@@ -422,6 +525,9 @@ class Session:
                     must = True  # it is lost: `hop.error`, or found when it is asked again
                 case _:
                     raise error  # our own mistake: nobody is banned, nothing is retried
+        if must:
+            self._fruitless += 1
+            await asyncio.sleep(RETRY_PAUSES_S[min(self._fruitless - 1, len(RETRY_PAUSES_S) - 1)])
         await self._recover(may_wait=True, must=must)
 
     def _link_failed(self, hop: Hop, peer: PeerId) -> bool:
@@ -449,26 +555,29 @@ class Session:
         """Take a route on which every place holds, or is being given, all that was answered."""
         deadline = loop_time() + (self._config.wait_for_servers_s if may_wait else 0.0)
         problem: SwarmError | None = None
-        for attempt in count():
+        tried: set[PeerId] = set()
+        while True:
             lost = {index for index, hop in enumerate(self._hops) if hop.error is not None}
             if self._places and not lost and not must and not self._faults:
                 return
+            await self._stop_moving()
             self._faults.clear()
             try:
                 await self._take_route(await self._replace(lost, deadline))
-            except _PlaceFailed as failed:
-                self._shun(failed.peer)
-                must = True
-                log.info("server left out", extra={"peer": short(failed.peer), "reason": str(failed.error)[:200]})
-                if attempt >= MAX_ROUTES_TRIED and loop_time() >= deadline:
-                    raise failed.error from failed
-                problem = failed.error
-                await asyncio.sleep(RETRY_PAUSES_S[min(attempt, len(RETRY_PAUSES_S) - 1)])
+            except _PlacesFailed as failed:
+                problem, must = failed.error, True
+                self._leave_out(failed.errors)
+                if tried.issuperset(failed.errors):  # nobody new: give the swarm time
+                    if loop_time() >= deadline:
+                        raise problem from failed
+                    await asyncio.sleep(POLL_S)
+                tried.update(failed.errors)
             except NoRoute:
                 if problem is None or may_wait:
                     raise
                 raise problem from None  # there was a chain, and it said no: that is what the user must hear
             else:
+                self._begin_moving()
                 return
 
     async def _replace(self, lost: set[int], deadline: float) -> list[Place]:
@@ -524,6 +633,14 @@ class Session:
         for place, timing in zip(self._places, self.timings, strict=False):
             router.saw_step(place.peer, timing, num_blocks=place.end - place.start, num_tokens=last.num_tokens)
 
+    def _leave_out(self, errors: Mapping[PeerId, SwarmError]) -> None:
+        router = self._swarm.router(self.model)
+        for peer, error in errors.items():
+            self._shun(peer)
+            if isinstance(error, HopFailed | RemoteProtocolError):  # our own evidence; a refusal is no fault
+                router.saw_fault(peer)
+            log.info("server left out", extra={"peer": short(peer), "reason": str(error)[:200]})
+
     def _shun(self, peer: PeerId) -> None:
         self._shunned[peer] = loop_time() + self._config.shun_s
 
@@ -555,9 +672,12 @@ class Session:
             pending.at = max(head for head in self._heads if head <= pending.at)
 
     async def _open_all(self, places: Sequence[Place]) -> list[Held]:
-        """All hops at once, under a new route version. Raises _PlaceFailed for the first that will not."""
+        """All hops at once, under a new route version. Raises _PlacesFailed, naming all that will not."""
         self._version += 1
-        hops = [await self._hop_for(place) for place in places]
+        hops = _all_or_failed(
+            [place.peer for place in places],
+            await asyncio.gather(*(self._hop_for(place) for place in places), return_exceptions=True),
+        )
         for old in self._hops:
             if old not in hops:
                 old.close()
@@ -567,27 +687,23 @@ class Session:
         answers = await asyncio.gather(
             *(hop.open(ask) for hop, ask in zip(hops, asks, strict=True)), return_exceptions=True
         )
-        held: list[Held] = []
         for hop, answer in zip(hops, answers, strict=True):
-            if isinstance(answer, wire.Opened):
-                held.append(Held(answer.cached_tokens, answer.last_step_no, answer.journal_from))
-            elif isinstance(answer, HopFailed | CacheFull | Overloaded | SessionLost | RemoteProtocolError):
+            if isinstance(answer, _MAY_DO_ELSEWHERE):
                 self._drop(hop, answer)
-                raise _PlaceFailed(hop.peer, answer)
-            else:
-                raise answer
-        return held
+        return [
+            Held(opened.cached_tokens, opened.last_step_no, opened.journal_from)
+            for opened in _all_or_failed([hop.peer for hop in hops], answers)
+        ]
 
     async def _hop_for(self, place: Place) -> Hop:
         """The hop that holds this place already, or a new one. A server that takes other blocks begins afresh."""
+        if place.catches_up and place.peer in self._standby:
+            return self._standby[place.peer]
         for hop in self._hops:
             if hop.peer == place.peer and hop.error is None:
                 hop.start, hop.end = place.start, place.end
                 return hop
-        try:
-            link = await self._swarm.link(place.peer)
-        except HopFailed as failed:
-            raise _PlaceFailed(place.peer, failed) from failed
+        link = await self._swarm.link(place.peer)
         return Hop(link, self._id, place.start, place.end, self)
 
     def _ask(self, places: Sequence[Place], index: int) -> wire.Open:
@@ -595,7 +711,7 @@ class Session:
         following = places[index + 1] if index + 1 < len(places) else None
         if following is not None and following.start in self._heads:
             following = None
-        feeds_fresh = following is not None and following.is_fresh
+        feeds_fresh = following is not None and (following.is_fresh or following.catches_up)
         return wire.Open(
             session=self._id,
             route_version=self._version,
@@ -618,25 +734,25 @@ class Session:
         ends = {index for index, hop in enumerate(self._hops) if hop.start in self._heads}
         ends |= {index - 1 for index in ends if index > 0} | {len(self._hops) - 1}
         hops = [self._hops[index] for index in sorted(ends)]
-        for hop, outcome in zip(
-            hops, await asyncio.gather(*(hop.connect() for hop in hops), return_exceptions=True), strict=True
-        ):
-            if isinstance(outcome, HopFailed | RemoteProtocolError | SessionLost):
+        outcomes = await asyncio.gather(*(hop.connect() for hop in hops), return_exceptions=True)
+        for hop, outcome in zip(hops, outcomes, strict=True):
+            if isinstance(outcome, _MAY_DO_ELSEWHERE):
                 self._drop(hop, outcome)
-                raise _PlaceFailed(hop.peer, outcome)
-            if isinstance(outcome, BaseException):
-                raise outcome
+        _all_or_failed([hop.peer for hop in hops], outcomes)
 
     async def _resend(self, places: Sequence[Place], held: Sequence[Held]) -> None:
         """Give every place what it lacks: history to the fresh ones, live steps to those that missed them."""
         live_from = self._last_answered + 1
+        self._begin_refeeding(places)
         for order in plan_resends(places, held, self._heads):
             self._order_replay(order.index, order.from_position, order.from_step, live_from)
         for head, journal in self._heads.items():
             index = next(index for index, place in enumerate(places) if place.start == head)
             tail = self._tail_of(head)
-            if places[index].is_fresh:
-                await self._replay_to(self._hops[index], journal, live_from)
+            if head in self._refed:
+                continue
+            if places[index].is_fresh or places[index].catches_up:
+                await self._replay_to(self._hops[index], journal, live_from, held[index].position)
             else:
                 for step in journal.recent(held[index].last_step_no + 1):
                     self._hops[index].push(replace(step, route_version=self._version))
@@ -655,17 +771,62 @@ class Session:
             )
         )
 
-    async def _replay_to(self, hop: Hop, journal: Journal, live_from: int) -> None:
-        """Build a fresh head's cache from our own journal."""
+    async def _replay_to(self, hop: Hop, journal: Journal, live_from: int, from_position: int = 0) -> None:
+        """Build a head's cache, from this position on, from our own journal."""
         opened = hop.opened
         assert opened is not None
         journal.compact()
-        steps = [*journal.replay(0, opened.max_chunk_tokens, opened.window_bytes)]
-        steps += [replace(step, replay=step.step_no < live_from) for step in journal.recent(0)]
+        steps = [*journal.replay(from_position, opened.max_chunk_tokens, opened.window_bytes)]
+        steps += [
+            replace(step, replay=step.step_no < live_from)
+            for step in journal.recent(0)
+            if step.position + step.hidden.shape[1] > from_position
+        ]
+        if self._refed and hop.start == 0:
+            steps = [replace(step, want="all") if step.replay else step for step in steps]
+            self._replaying = {(step.step_no, step.position): step for step in steps if step.replay}
         for step in steps:
             while hop.pending_bytes > PACED_BYTES and hop.error is None:  # noqa: ASYNC110 - nobody tells us of room
                 await asyncio.sleep(PACE_S)
             hop.push(replace(step, route_version=self._version))
+
+    def _begin_refeeding(self, places: Sequence[Place]) -> None:
+        """Where the client stands between two servers and has not kept all it passed on, a rebuilt server is fed by
+        replaying everything from the start; what comes back from each segment goes on to the next."""
+        gaps = [
+            place.start
+            for place in places
+            if place.is_fresh and place.start in self._heads and self._heads[place.start].first_position > 0
+        ]
+        self._refed = {head for head in self._heads if 0 < head <= max(gaps, default=0)}
+        self._replaying = {}
+        for head in self._refed:
+            self._heads[head] = Journal(UNBOUNDED)
+        if self._refed:
+            for pending in self._pending.values():
+                pending.at = 0
+
+    def _pass_replay_on(self, hop: Hop, output: wire.Output) -> None:
+        """From the tail of one segment to the head of the next."""
+        if hop not in self._hops or output.hidden is None:
+            return
+        tokens = output.hidden.shape[1]
+        step = self._replaying.get((output.step_no, output.position - tokens))
+        segment = self._segment_of(hop)
+        following = [head for head in self._heads if segment is not None and head > segment]
+        if step is None or not following or min(following) not in self._refed:
+            return
+        head = min(following)
+        goes_on = any(later in self._refed for later in following if later > head)
+        step = replace(
+            step, hidden=output.hidden, want="all" if goes_on else "none", route_version=self._version, timings=[]
+        )
+        journal = self._heads[head]
+        if step.step_no > journal.last_step_no and (step.trim_to is not None or step.rows is not None):
+            journal.add(step)
+        else:
+            journal.add_history(step)
+        self._hop_at(head).push(step)
 
     # --- small questions
 
@@ -693,6 +854,26 @@ class Session:
         following = [start for start in self._heads if start > head]
         end = min(following, default=self.model.num_blocks)
         return next(index for index, hop in enumerate(self._hops) if hop.end == end)
+
+
+_MAY_DO_ELSEWHERE = (HopFailed, CacheFull, Overloaded, SessionLost, RemoteProtocolError)
+"""What one server's failure to take a place looks like; everything else is our own mistake."""
+
+
+def _all_or_failed(peers: Sequence[PeerId], outcomes: Sequence[T | BaseException]) -> list[T]:
+    """The results. Raises what is our own mistake, else _PlacesFailed with every server's error."""
+    results: list[T] = []
+    errors: dict[PeerId, SwarmError] = {}
+    for peer, outcome in zip(peers, outcomes, strict=True):
+        if isinstance(outcome, _MAY_DO_ELSEWHERE):
+            errors[peer] = outcome
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            results.append(outcome)
+    if errors:
+        raise _PlacesFailed(errors)
+    return results
 
 
 def _flaw_of(output: wire.Output, pending: _Pending, want: wire.Want) -> str | None:

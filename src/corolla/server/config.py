@@ -57,6 +57,8 @@ class ServerConfig:
     """KV cache of the whole server, in positions × rows."""
     limits: SessionLimits = field(default_factory=SessionLimits)
     liveness: Liveness = field(default_factory=Liveness)
+    drain_timeout_s: float = 60.0
+    """How long a server that leaves goes on serving, for its clients to move away."""
     announce_period_s: float = 45.0
     record_lifetime_s: float = 180.0
     """Must outlive the period by the tolerated clock skew of 60 s and a margin (`net/records.py`)."""

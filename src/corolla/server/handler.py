@@ -102,11 +102,22 @@ class Handler:
     def queue_s(self) -> float:
         return self.executor.queue_s
 
+    async def drain(self, timeout_s: float) -> None:
+        """Leave well: take no new session, tell every client, and serve on until all have moved away or time is up."""
+        self.is_leaving = True
+        for control in self._all_controls():
+            control.channel.send(wire.Drain(deadline_s=timeout_s))
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.sessions:
+                    await next(iter(self.sessions.values())).ended.wait()
+                    await asyncio.sleep(0)  # its holder takes it off the table
+        except TimeoutError:
+            log.warning("%d sessions have not moved away in time", len(self.sessions))
+
     async def close(self, *, grace_s: float = 5.0) -> None:
         """Take no new session, let running steps end, then drop every session and stream."""
         self.is_leaving = True
-        for control in self._all_controls():
-            control.channel.send(wire.Drain(deadline_s=grace_s))
         self._flush()
         try:
             async with asyncio.timeout(grace_s):
@@ -157,6 +168,12 @@ class Handler:
     def open_session(self, control: "Control", ask: wire.Open) -> None:
         """A new session, or a new route for one that is held."""
         held = self.sessions.get((control.peer, ask.session))
+        if held is not None and (held.ended.is_set() or held.control is not control):
+            # Its holder has yet to clear it away; or the client has lost the control stream and dialled again.
+            held.end("opened anew")
+            held.control.forget(held)
+            del self.sessions[control.peer, ask.session]
+            held = None
         try:
             if held is not None and ask.route_version > held.state.route_version:
                 self._check_way(control, ask)
@@ -246,7 +263,8 @@ class Handler:
         except Refused as refused:
             self.refuse(control.channel, ask.session, refused, route_version=ask.route_version)
         finally:
-            self.sessions.pop((control.peer, ask.session), None)
+            if self.sessions.get((control.peer, ask.session)) is session:
+                del self.sessions[control.peer, ask.session]
             control.forget(session)
             session.end("the session ended")
             session.cache = None
@@ -276,22 +294,22 @@ class Handler:
                 session.onward = None
             session.reached_next.clear()
             session.next = ask.next
-        session.awaits_replay = ask.hold
+        session.awaits_replay, session.is_standby = ask.hold, ask.standby
         journal_from = await self.executor.call(partial(session.take_route, ask, self.runner))
         if session.ended.is_set() or session.state.route_version != ask.route_version:
             return
-        if ask.next is not None and not session.reached_next.is_set():
+        if ask.next is not None and not session.reached_next.is_set() and not ask.standby:
             self.spawn(self._dial_next(session, ask.next))
-        session.control.channel.send(self._opened(session, ask, journal_from))
+        session.control.channel.send(self._opened(session, journal_from))
         for stream in list(self._streams):
             stream.match(session)
         self._take_back_link(session)
         self._read_on(session)
 
-    def _opened(self, session: HostedSession, ask: wire.Open, journal_from: int) -> wire.Opened:
+    def _opened(self, session: HostedSession, journal_from: int) -> wire.Opened:
         return wire.Opened(
-            session=ask.session,
-            route_version=ask.route_version,
+            session=session.state.session,
+            route_version=session.state.route_version,
             cached_tokens=session.state.position,
             last_step_no=session.state.last_step_no,
             journal_from=journal_from,
@@ -304,27 +322,33 @@ class Handler:
     async def _dial_next(self, session: HostedSession, peer: PeerId) -> None:
         """Open the data stream to the next hop; by peer id only, and only to one announced for what comes next."""
         try:
-            if not await self._may_dial(peer, session.stop):
-                raise HopFailed(peer, f"it is not announced for block {session.stop} of this model")
-            stream = await self.transport.dial(peer, DATA_PROTOCOL, timeout_s=self.limits.dial_timeout_s)
+            channel = session.aside.pop(peer, None) or await self._reach(session, peer)
         except HopFailed as failed:
             self._link_down(session, peer, failed.reason)
             return
         if session.ended.is_set() or session.next != peer or session.reached_next.is_set():
-            stream.close()
+            channel.close()
             return
-        channel = Channel(
-            stream, we_dialed=True, on_message=_expect_nothing, on_closed=partial(self._next_lost, session, peer)
-        )
-        channel.send(wire.Attach(session=session.state.session, route_version=session.state.route_version))
         session.onward = session.push.channel = channel
         session.reached_next.set()
         if not session.awaits_replay:
             await self.executor.call(session.push.release)
 
+    async def _reach(self, session: HostedSession, peer: PeerId) -> Channel:
+        """A data stream to a server that goes on where we end. Raises HopFailed."""
+        if not await self._may_dial(peer, session.stop):
+            raise HopFailed(peer, f"it is not announced for block {session.stop} of this model")
+        stream = await self.transport.dial(peer, DATA_PROTOCOL, timeout_s=self.limits.dial_timeout_s)
+        channel = Channel(
+            stream, we_dialed=True, on_message=_expect_nothing, on_closed=partial(self._next_lost, session, peer)
+        )
+        channel.send(wire.Attach(session=session.state.session, route_version=session.state.route_version))
+        return channel
+
     def _next_lost(self, session: HostedSession, peer: PeerId, error: SwarmError | None) -> None:
+        session.aside.pop(peer, None)
         if error is None or session.next != peer or session.ended.is_set():
-            return  # we closed it ourselves
+            return  # we closed it ourselves, or it only stood by
         session.push.channel = None
         session.reached_next.clear()
         state = session.state
@@ -342,7 +366,7 @@ class Handler:
 
     def start_replay(self, session: HostedSession, ask: wire.Replay) -> None:
         if ask.route_version == session.state.route_version:
-            self.spawn(self._replay(session, ask))
+            self.spawn(self._replay(session, ask) if ask.to is None else self._replay_aside(session, ask, ask.to))
 
     async def _replay(self, session: HostedSession, ask: wire.Replay) -> None:
         """Send the next hop what it lacks; what is computed meanwhile follows in order."""
@@ -364,6 +388,24 @@ class Handler:
             await send_paced(channel, steps, ask.route_version)
             await self.executor.call(push.release)
         session.awaits_replay = False
+
+    async def _replay_aside(self, session: HostedSession, ask: wire.Replay, peer: PeerId) -> None:
+        """Build the cache of a peer that stands by, while the route goes on as it is."""
+        try:
+            channel = session.aside.get(peer) or await self._reach(session, peer)
+        except HopFailed as failed:
+            log.info("cannot reach who stands by", extra={"peer": short(peer), "reason": failed.reason})
+            return  # the client hears of no progress, and moves otherwise
+        if session.ended.is_set() or not channel.is_open:
+            channel.close()
+            return
+        session.aside[peer] = channel
+        limits = self.limits
+        steps = await self.executor.call(
+            partial(session.push.copy, ask.from_position or 0, limits.max_chunk_tokens, limits.max_chunk_bytes,
+                    ask.live_from)
+        )  # fmt: skip
+        await send_paced(channel, steps, ask.route_version)
 
     # --- data streams
 
@@ -465,9 +507,15 @@ class Handler:
     def _job_done(self, job: StepJob) -> None:
         self.counters.steps += 1
         self.counters.tokens += job.new_tokens * job.step.hidden.shape[0]
-        link = job.session.upstream_link
+        session, link = job.session, job.session.upstream_link
         if link is not None and link.unread:
-            self.loop.call_soon_threadsafe(self._read_on, job.session)
+            self.loop.call_soon_threadsafe(self._read_on, session)
+        elif session.is_standby and session.accepted == session.finished:
+            self.loop.call_soon_threadsafe(self._tell_progress, session)
+
+    def _tell_progress(self, session: HostedSession) -> None:
+        if session.is_standby and not session.ended.is_set():
+            session.control.channel.send(self._opened(session, session.push.journal_from))
 
     def _job_failed(self, job: StepJob, refused: Refused) -> None:
         """The cache no longer is what the state says: the session ends, and the client is told why."""

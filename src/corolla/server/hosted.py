@@ -62,6 +62,9 @@ class HostedSession:
     finished: int = 0
     """Jobs taken and done; each has one writer, the loop and the device thread."""
     awaits_replay: bool = False
+    is_standby: bool = False
+    aside: dict[PeerId, Channel] = field(default_factory=dict[PeerId, Channel])
+    """Streams to peers that stand by to become `next`."""
     reached_next: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     end_reason: str = ""
@@ -96,8 +99,9 @@ class HostedSession:
     def close_links(self) -> None:
         for link in self.links.values():
             link.channel.close()
-        if self.onward is not None:
-            self.onward.close()
+        for channel in (self.onward, *self.aside.values()):
+            if channel is not None:
+                channel.close()
 
 
 @dataclass(slots=True)
@@ -145,8 +149,11 @@ class StepJob:
         position = step.position + self.new_tokens
         if push.is_tail:
             push.skip(position)
+            output = wire.Output(step_no=step.step_no, position=position, hidden=hidden, timings=timings)
             if not step.replay:
-                push.answer(wire.Output(step_no=step.step_no, position=position, hidden=hidden, timings=timings))
+                push.answer(output)
+            elif want != "none":
+                push.pass_back(replace(output, replay=True))
         else:
             assert hidden is not None
             push.onward(replace(step, hidden=hidden, timings=timings))
@@ -154,4 +161,4 @@ class StepJob:
     def _want(self) -> wire.Want:
         if not self.session.push.is_tail:
             return "all"  # the next hop needs every position
-        return "none" if self.step.replay else self.step.want or self.session.want
+        return self.step.want or self.session.want

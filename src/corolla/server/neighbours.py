@@ -3,11 +3,13 @@
 Without this, any client could have servers dial whomever it names.
 """
 
+import asyncio
+
 from corolla.clock import loop_time
 from corolla.ids import PeerId
 from corolla.swarm.watch import Watcher
 
-MIN_REFRESH_S = 1.0
+MIN_REFRESH_S = 0.2
 """A client that names strangers makes us read the announcements once in this time, not once a stranger."""
 
 
@@ -17,15 +19,16 @@ class Neighbours:
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
         self._read_at = float("-inf")
+        self._reading = asyncio.Lock()
 
     async def may_dial(self, peer: PeerId, block: int) -> bool:
         """Whether `peer` is announced to host `block` of this model."""
-        if self._is_announced(peer, block):
-            return True
-        if loop_time() - self._read_at < MIN_REFRESH_S:
-            return False
-        self._read_at = loop_time()
-        await self._watcher.refresh()
+        asked_at = loop_time()
+        async with self._reading:  # whoever asks meanwhile shares the answer
+            if not self._is_announced(peer, block) and self._read_at < asked_at:
+                await asyncio.sleep(max(0.0, self._read_at + MIN_REFRESH_S - loop_time()))
+                self._read_at = loop_time()
+                await self._watcher.refresh()
         return self._is_announced(peer, block)
 
     def _is_announced(self, peer: PeerId, block: int) -> bool:

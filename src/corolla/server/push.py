@@ -33,6 +33,7 @@ class Push:
         self._journal = Journal(max_journal_bytes)
         self._replies: deque[Output] = deque(maxlen=MAX_RECENT)
         self._held_from: int | None = None
+        self._passed_back: list[Output] = []
 
     # --- on the device thread
 
@@ -50,6 +51,7 @@ class Push:
         self._journal = Journal(self._journal.max_bytes)
         self._replies.clear()
         self._held_from = None
+        self._passed_back.clear()
 
     def hold(self) -> None:
         """Keep what comes from now on, until `release`."""
@@ -70,6 +72,13 @@ class Push:
         """Give the client its output."""
         self._replies.append(output)
         self._send(output)
+
+    def pass_back(self, output: Output) -> None:
+        """What a replayed step gave, for the client to pass on. Kept only until there is a way to it."""
+        if self.channel is None:
+            self._passed_back.append(output)
+        else:
+            self._transmit(output)
 
     def skip(self, num_tokens: int) -> None:
         """These positions were not pushed on: the journal has a gap up to here."""
@@ -97,12 +106,23 @@ class Push:
         What comes meanwhile is held back until `release`.
         """
         self._held_from = self._last_step_no + 1
+        return self.copy(from_position, max_tokens, max_bytes, live_from)
+
+    def copy(self, from_position: int, max_tokens: int, max_bytes: int, live_from: int) -> list[Step]:
+        """The same, for somebody beside the route: nothing is held back."""
         self._journal.compact()
-        newest = [replace(step, replay=step.step_no < live_from) for step in self._journal.recent(0)]
+        newest = [
+            replace(step, replay=step.step_no < live_from)
+            for step in self._journal.recent(0)
+            if step.position + step.hidden.shape[1] > from_position
+        ]
         return [*self._journal.replay(from_position, max_tokens, max_bytes), *newest]
 
     def release(self, from_step: int | None = None, live_from: int = 0) -> None:
         """Send what was held back (or all from `from_step` on, sent or not), and hold no longer."""
+        passed_back, self._passed_back = self._passed_back, []
+        for output in passed_back:
+            self._transmit(output)
         held_from, self._held_from = self._held_from, None
         first = held_from if from_step is None else from_step
         if first is not None:

@@ -70,6 +70,9 @@ class Open(Message, tag="open", frozen=True, kw_only=True):
     """Begin with nothing. False: go on with what you hold of this session; nothing, if you hold nothing."""
     hold: bool = False
     """Push nothing on to `next` until a `Replay` says from where: it has lost what it held."""
+    standby: bool = False
+    """Take in what is replayed, but do not reach for `next` yet: another server still does this work. Tells with
+    `Opened` how far it has come, whenever it has caught up with what was sent."""
     replay_on: bool = False
     """Push steps marked `replay` on to `next` too: it is being built anew as well."""
     wire_dtype: DType
@@ -152,6 +155,8 @@ class Output(Message, tag="output", frozen=True, kw_only=True):
     route_version: Count = 0
     position: Tokens
     """Positions held after the step."""
+    replay: bool = False
+    """Of a replayed step, for the client to pass on where two servers cannot reach each other."""
     hidden: WireTensor | None = None
     timings: Timings = []
 
@@ -182,6 +187,8 @@ class Replay(Message, tag="replay", frozen=True, kw_only=True):
     """Send steps from this number on again, as they were."""
     live_from: Count = 0
     """Those before this number are marked `replay`: their answers have come."""
+    to: PeerName | None = None
+    """Send it beside the route, to this peer, which stands by; nothing is held back. None: to `next`."""
 
 
 class HopLost(Message, tag="hop_lost", frozen=True, kw_only=True):

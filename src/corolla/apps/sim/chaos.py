@@ -72,10 +72,11 @@ async def _story(life: Life) -> None:
             await fate.serve_all_blocks()
         client = await swarm.client("client", CONFIG)
         async with asyncio.TaskGroup() as group:
-            trouble = group.create_task(fate.make_trouble())
+            troubles = [group.create_task(fate.make_trouble()) for _ in range(2)]
             writers = [group.create_task(_write(client, swarm, rng, life)) for _ in range(rng.randint(1, 2))]
             await asyncio.gather(*writers)
-            trouble.cancel()
+            for trouble in troubles:
+                trouble.cancel()
         await fate.calm_down()
         await asyncio.sleep(SETTLE_S)
         for name, handler in swarm.handlers.items():
@@ -89,11 +90,11 @@ async def _write(client: Swarm, swarm: MemorySwarm, rng: random.Random, life: Li
     rows = [[] for _ in range(rng.randint(1, 2))]
     session = await _start(client, swarm)
     try:
-        for _ in range(rng.randint(4, 14)):
+        for _ in range(rng.randint(4, 16)):
             rows = await _one_run(session, rng, rows)
             life.steps += 1
-            if rng.random() < 0.2:
-                await asyncio.sleep(rng.uniform(0, 3))
+            if rng.random() < 0.5:
+                await asyncio.sleep(rng.uniform(0, 2))
         life.recoveries += session.recoveries
     finally:
         session.close()
@@ -170,17 +171,21 @@ class Fate:
     async def _serve(self, span: str) -> None:
         name = f"s{self._number}"
         self._number += 1
-        self._spans[name] = span
         self._tell(f"{name} joins with {span}")
         await self._swarm.serve(name, span)
+        self._spans[name] = span
 
     async def _kill(self) -> None:
+        if len(self._spans) < 2:
+            return  # both troublemakers at once may leave nobody: the next one joins soon
         name, span = self._take_one()
         self._tell(f"{name} is killed")
         self._swarm.network.kill(self._peer(name))
         await self._replace(span)
 
     async def _leave(self) -> None:
+        if len(self._spans) < 2:
+            return
         name, span = self._take_one()
         self._tell(f"{name} leaves")
         await self._swarm.leave(name)
