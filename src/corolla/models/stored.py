@@ -45,6 +45,10 @@ class StoredTensor:
         self.shape = torch.Size(info.shape)
         self.dtype = stored_dtype(info)
 
+    def get_dtype(self) -> str:
+        """As safetensors' own lazy tensors say it; transformers' quantizers ask."""
+        return self.info.dtype
+
     def __getitem__(self, _everything: EllipsisType) -> Tensor:
         return map_tensor(self.info) if self.is_mapped else read_tensor(self.info)
 
