@@ -173,6 +173,7 @@ class Session:
         self._standby: dict[PeerId, Hop] = {}
         self._moving: asyncio.Task[None] | None = None
         self._drained_at = 0.0
+        self._is_routing = False
         self._rewrites = 0
         """Counts trims and gathers: a history copied before one is not the history after it."""
         self._progress = asyncio.Event()
@@ -428,7 +429,7 @@ class Session:
     # --- leaving a server that leaves
 
     def _begin_moving(self) -> None:
-        is_idle = self._moving is None or self._moving.done()
+        is_idle = (self._moving is None or self._moving.done()) and not self._is_routing
         if is_idle and not self._is_closed and any(place.peer in self._draining for place in self._places):
             self._moving = asyncio.get_running_loop().create_task(self._move_away(self._drained_at))
 
@@ -563,6 +564,7 @@ class Session:
             await self._stop_moving()
             self._faults.clear()
             try:
+                self._is_routing = True
                 await self._take_route(await self._replace(lost, deadline))
             except _PlacesFailed as failed:
                 problem, must = failed.error, True
@@ -577,8 +579,10 @@ class Session:
                     raise
                 raise problem from None  # there was a chain, and it said no: that is what the user must hear
             else:
-                self._begin_moving()
                 return
+            finally:
+                self._is_routing = False
+                self._begin_moving()
 
     async def _replace(self, lost: set[int], deadline: float) -> list[Place]:
         """The places with substitutes for the lost ones; while nothing covers a block, wait for a server to appear."""
