@@ -354,3 +354,46 @@ async def test_who_says_nothing_or_too_much_is_closed(lab: Lab) -> None:
     silent.stream.write([HEAD])
     assert await silent.until_closed(within_s=HANDSHAKE_TIMEOUT_S + SOON_S) == b""
     assert await ask(a, b, b"still well") == b"still well"
+
+
+@everywhere
+async def test_a_stranger_between_two_members_cannot_pass_their_proofs_on(lab: Lab) -> None:
+    """Mallory says to each what the other says: were the names not in the proofs, she would be let in at both."""
+    a, b = await two_members(lab)
+    mallory = await lab.peer("mallory", STRANGER)
+    let_in: list[ByteStream] = []
+    accept_in_place_of_echo(b, let_in.append)
+    passed_on = bytearray()
+    relays: list[asyncio.Task[None]] = []
+
+    def relay(stream: ByteStream) -> None:
+        relays.append(asyncio.ensure_future(pass_on(stream)))
+
+    async def pass_on(stream: ByteStream) -> None:
+        onward = await lab.raw_stream(mallory, b)
+
+        def forth(data: Any) -> None:
+            passed_on.extend(data)
+            onward.write([bytes(data)])
+
+        def back(data: Any) -> None:
+            passed_on.extend(data)
+            stream.write([bytes(data)])
+
+        stream.start(forth, lambda _reason: onward.close())
+        onward.start(back, lambda _reason: stream.close())
+
+    await mallory.serve(PROTOCOL, relay)
+    for member in (a, b):
+        await lab.approach(mallory, member)
+    with pytest.raises(HopFailed, match="swarm key"):
+        await a.dial(mallory.peer, PROTOCOL, timeout_s=SOON_S)
+    await asyncio.gather(*relays)
+    assert len(passed_on) == HELLO_BYTES + ANSWER_BYTES
+    assert let_in == []
+
+
+def accept_in_place_of_echo(listener: Transport, accept: Accept) -> None:
+    """In place of the echo that it serves."""
+    accepts: Any = listener._accepts  # pyright: ignore[reportAttributeAccessIssue]
+    accepts[PROTOCOL] = accept

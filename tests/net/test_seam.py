@@ -121,6 +121,9 @@ class Libp2pLab:
         assert isinstance(transport, Libp2pTransport)
         os.kill(transport.daemon_pid, signal.SIGKILL)
         await transport.wait_lost()
+        # libp2p opens streams without waiting for an answer: until the others' daemons have seen the connection end,
+        # a dial to the dead peer succeeds, and ends a moment later.
+        await asyncio.sleep(0.3)
 
     async def put_raw(self, by: Transport, key: str, peer: PeerId, blob: bytes) -> None:
         assert isinstance(by, Libp2pTransport)

@@ -8,6 +8,7 @@ else holds what we published, and the repair of one fault that ends the connecti
 import asyncio
 import logging
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ from corolla.net.libp2p.check import RecordCheck, harden
 from corolla.net.libp2p.control import Control
 from corolla.net.libp2p.lean import Hivemind, hivemind
 from corolla.net.libp2p.process import OwnProcess
-from corolla.net.libp2p.sealed import CallSeal
+from corolla.net.libp2p.sealed import CallRefused, CallSeal
 from corolla.net.records import (
     MAX_LIFETIME_S,
     Record,
@@ -39,6 +40,8 @@ LOOKUP_TIMEOUT_S: Final = 10.0
 """Of one put or get: a lookup that meets a dead peer waits one RPC_TIMEOUT_S for it."""
 START_TIMEOUT_S: Final = 10.0
 _OPEN: Final = GateConfig()
+_REFUSED: Final = re.compile(rf"{CallRefused.__name__}\('(.*)'\)")
+"""How the other side's refusal arrives: hivemind sends an exception's `repr`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,4 +215,7 @@ class _LiveCalls(dict[Any, "asyncio.Future[Any]"]):
 
 
 def _in_short(fault: BaseException) -> str:
-    return f"{str(fault) or type(fault).__name__}"[:200]
+    """On one line that can be printed: another peer may have written it."""
+    text = (str(fault) or type(fault).__name__)[:200]
+    refused = _REFUSED.fullmatch(text)
+    return "".join(char if char.isprintable() else "?" for char in (refused[1] if refused else text))
