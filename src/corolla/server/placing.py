@@ -22,6 +22,10 @@ from corolla.swarm.view import ServerView, View
 
 log = logging.getLogger(__name__)
 
+MAX_ASKED: Final = 16
+"""Servers asked at one reading whether they live."""
+LATE_SHARE: Final = 0.25
+"""Of the period: so much later than it should be, an announcement is overdue."""
 MAX_CLAIMS: Final = 8
 """After so many the last choice stands: two servers on one span beat none that serves."""
 
@@ -46,7 +50,9 @@ class PlacingConfig:
 class Publisher(Protocol):
     """How a server reads the swarm and says where it stands."""
 
-    async def read(self) -> View: ...
+    async def read(self) -> View:
+        """Who is there now, without those known to be dead (`without_silent`)."""
+        ...
 
     async def claim(self, span: range) -> None:
         """Announce the state `joining` on this span."""
@@ -75,6 +81,26 @@ async def claim_span(
         log.info("another server was first", extra={"blocks": f"{span.start}:{span.stop}"})
         span, seen = again, now
     return span
+
+
+async def without_silent(
+    view: View, answers: Callable[[PeerId], Awaitable[bool]], *, wall_now: float, lifetime_s: float, period_s: float
+) -> View:
+    """The view without servers that are late with their announcement and do not answer either.
+
+    A dead server's record lives on for minutes, because clocks differ; a missed renewal is seen much sooner. A clock
+    that is off only makes us ask a server that is well.
+    """
+    late = overdue(view, wall_now=wall_now, lifetime_s=lifetime_s, period_s=period_s)[:MAX_ASKED]
+    alive = await asyncio.gather(*(answers(peer) for peer in late))
+    return view.without(peer for peer, is_alive in zip(late, alive, strict=True) if not is_alive)
+
+
+def overdue(view: View, *, wall_now: float, lifetime_s: float, period_s: float) -> list[PeerId]:
+    """Servers that should have renewed their announcement by now; the latest first."""
+    renewed_at = {peer: server.expires_at - lifetime_s for peer, server in view.servers.items()}
+    late = [peer for peer, at in renewed_at.items() if wall_now - at > period_s * (1 + LATE_SHARE)]
+    return sorted(late, key=lambda peer: (renewed_at[peer], peer))
 
 
 def rivals(now: View, seen: View, own: PeerId) -> list[ServerView]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from corolla.clock import loop_time
 from corolla.ids import Fingerprint, PeerId
-from corolla.server.placing import PlacingConfig, claim_span, keep_placed
+from corolla.server.placing import PlacingConfig, claim_span, keep_placed, without_silent
 from corolla.swarm.announcement import Announcement, State
 from corolla.swarm.cost import CostModel
 from corolla.swarm.placement import Placed, block_rates, choose_span
@@ -79,26 +79,32 @@ class Board:
         self._rng = rng
         self._seen_after_s = seen_after_s
         self._posts: dict[PeerId, list[tuple[float, Announcement]]] = {}
-        self._gone_at: dict[PeerId, float] = {}
+        self._renewed_at: dict[PeerId, float] = {}
+        """When a dead server last renewed its record."""
 
     def post(self, peer: PeerId, said: Announcement) -> None:
-        seen_at = loop_time() + self._rng.uniform(0, self._seen_after_s)
-        kept = [post for post in self._posts.get(peer, []) if post[0] > loop_time() - 60][-4:] or self._posts.get(
-            peer, []
-        )[-1:]
-        self._posts[peer] = [*kept, (seen_at, said)]
+        """Take the place of what this peer said before, once others have seen this."""
+        now = loop_time()
+        seen = [post for post in self._posts.get(peer, []) if post[0] <= now][-1:]
+        coming = [post for post in self._posts.get(peer, []) if post[0] > now]
+        latest = max([now, *(seen_at for seen_at, _ in coming)])
+        self._posts[peer] = [*seen, *coming, (latest + self._rng.uniform(0, self._seen_after_s), said)]
 
     def abandon(self, peer: PeerId) -> None:
         """The server died: nobody renews its record."""
-        self._gone_at[peer] = loop_time() + self._rng.uniform(RECORD_LIFE_S - RENEWED_S, RECORD_LIFE_S)
+        self._renewed_at[peer] = loop_time() - self._rng.uniform(0, RENEWED_S)
+
+    def is_alive(self, peer: PeerId) -> bool:
+        return peer not in self._renewed_at
 
     def view(self) -> View:
         now = loop_time()
         seen: list[ServerView] = []
         for peer, posts in self._posts.items():
             visible = [said for seen_at, said in posts if seen_at <= now]
-            if visible and self._gone_at.get(peer, now + 1) > now:
-                seen.append(ServerView(peer, visible[-1], expires_at=now + RECORD_LIFE_S))
+            expires_at = self._renewed_at.get(peer, now) + RECORD_LIFE_S
+            if visible and expires_at > now:
+                seen.append(ServerView(peer, visible[-1], expires_at))
         return View.of(seen)
 
 
@@ -130,7 +136,12 @@ class SimServer:
 
     async def read(self) -> View:
         await asyncio.sleep(0.1)
-        return self._board.view()
+        return await without_silent(
+            self._board.view(), self._answers, wall_now=loop_time(), lifetime_s=RECORD_LIFE_S, period_s=RENEWED_S
+        )
+
+    async def _answers(self, peer: PeerId) -> bool:
+        return self._board.is_alive(peer)
 
     async def claim(self, span: range) -> None:
         self._board.post(self.peer, self._announcement("joining", span))
