@@ -165,9 +165,9 @@ def journal_of(file: Path) -> Path:
 
 def disk_bytes(path: Path) -> int:
     """What a file, or all below a directory, takes on the disk; holes in sparse files take nothing."""
-    if path.is_dir():
-        return sum(disk_bytes(entry) for entry in path.iterdir())
     try:
+        if path.is_dir():
+            return sum(disk_bytes(entry) for entry in path.iterdir())
         return path.stat().st_blocks * 512
     except FileNotFoundError:  # another process has just removed it
         return 0

@@ -336,7 +336,8 @@ FIELD = st.tuples(
 SHARDS = st.sampled_from(["x.safetensors", "y.safetensors", "../x.safetensors", "/etc/passwd", "", 5, [], None])
 
 
-@hypothesis_settings(max_examples=12)
+@pytest.mark.slow
+@hypothesis_settings(max_examples=20)
 @given(
     fields=st.lists(FIELD, max_size=2),
     edits=EDITS,

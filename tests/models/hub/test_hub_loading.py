@@ -258,7 +258,13 @@ def test_several_pieces_come_at_once(hub, open_here, exact_headers):
 # --- what the hub may do and say
 
 
-@pytest.mark.parametrize("headers", [{"Retry-After": "1"}, {"RateLimit": '"api";r=0;t=1'}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Retry-After": "1"},
+        pytest.param({"RateLimit": '"api";r=0;t=1'}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_hub_that_asks_to_wait_is_waited_for(headers, hub, open_here):
     refused = []
 
