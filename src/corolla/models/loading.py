@@ -14,10 +14,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.quantizers.base import HfQuantizer
 
 from corolla.errors import BadInput
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.family import causal_class, inspect_family, outline_of, quiet, read_config
+from corolla.models.prequantized import quantizer_of
 from corolla.models.skeleton import prune
 from corolla.models.span import Span
 from corolla.models.stored import STORED_DTYPES, StoredTensor
@@ -103,7 +105,7 @@ def load_pruned(
     `is_mapped`: leave the weights on the disk until they are touched. Raises BadInput when a tensor is missing or has
     another shape than the config says, or what getting them from a hub raised.
     """
-    needed = needed_tensors(checkpoint, outline)
+    needed = needed_tensors(checkpoint, outline, quantizer_of(checkpoint, outline, device))
     options: dict[str, Any] = {
         "config": copy.deepcopy(outline.config),
         "state_dict": {name: StoredTensor(checkpoint.tensors[name], is_mapped=is_mapped) for name in needed},
@@ -123,10 +125,12 @@ def load_pruned(
     return model.eval()
 
 
-def needed_tensors(checkpoint: Checkpoint, outline: PreTrainedModel) -> list[str]:
+def needed_tensors(
+    checkpoint: Checkpoint, outline: PreTrainedModel, quantizer: HfQuantizer | None = None
+) -> list[str]:
     """The checkpoint's tensors that end up, renamed or fused, in `outline`. Raises BadInput on a wrong shape."""
     wanted = outline.state_dict()
-    transforms = get_model_conversion_mapping(outline)
+    transforms = get_model_conversion_mapping(outline, None, quantizer)
     renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
     needed: list[str] = []
