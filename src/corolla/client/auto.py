@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from corolla.client.config import ClientConfig
 from corolla.client.connection import Connection
 from corolla.errors import BadInput
-from corolla.models.checkpoint import open_checkpoint
+from corolla.models.source import SourceOptions, open_model_source
+from corolla.net.gate import GateConfig
+from corolla.net.libp2p.addresses import parse_peer_address
 from corolla.net.libp2p.config import NetworkConfig
+from corolla.net.swarm_key import load_keys
 
 if TYPE_CHECKING:
     import torch
@@ -38,19 +41,29 @@ class AutoDistributedModelForCausalLM:
         config: ClientConfig | None = None,
         network: NetworkConfig | None = None,
         model_name: str | None = None,
+        source: SourceOptions | None = None,
+        swarm_key: str | os.PathLike[str] | None = None,
+        has_tokenizer: bool = False,
         **unknown: Any,
     ) -> "DistributedModelForCausalLM":
         """Load embeddings, final norm and head; the blocks are found in the swarm.
 
         `initial_peers`: addresses of any peers of the swarm (`/ip4/…/tcp/…/p2p/…`); left out, the environment
         variable COROLLA_PEERS, separated by commas or spaces. `dtype`: of the local half and of what is sent;
-        None keeps the checkpoint's own. Raises BadInput (model, arguments) or NoPeers.
+        None keeps the checkpoint's own. `source`: revision, token and cache of a hub's OWNER/NAME; `has_tokenizer`
+        also gets the files of its tokenizer. `swarm_key`: the key file of a private swarm. Raises BadInput (model,
+        arguments) or NoPeers.
         """
         if unknown:
             raise BadInput(f"from_pretrained does not know {', '.join(sorted(unknown))}")
         peers = resolve_peers(initial_peers)
-        checkpoint = open_checkpoint(Path(name_or_dir))
-        connection = Connection(network or NetworkConfig(is_client=True), config or ClientConfig(), peers)
+        for peer in peers:
+            parse_peer_address(peer)
+        if network is None:
+            keys = load_keys([] if swarm_key is None else [Path(swarm_key)])
+            network = NetworkConfig(is_client=True, gate=GateConfig(keys=keys))
+        checkpoint = open_model_source(name_or_dir, source or SourceOptions(), has_tokenizer=has_tokenizer)
+        connection = Connection(network, config or ClientConfig(), peers)
         try:
             from corolla.client.model import load_distributed_model
 

@@ -41,6 +41,7 @@ class DistributedModelForCausalLM(_Base):
 
     connection: Connection
     served: ServedModel
+    checkpoint: Checkpoint
     max_positions: int | None
     """Positions the model knows; None: its config does not say."""
 
@@ -170,6 +171,7 @@ def load_distributed_model(
     model = load_local_half(checkpoint, DistributedModelForCausalLM, dtype=_dtype(dtype))
     model.connection = connection
     model.served = served
+    model.checkpoint = checkpoint
     model.max_positions = checkpoint.max_positions
     _ = connection.swarm  # whatever went wrong while joining comes out here
     return model

@@ -10,6 +10,7 @@ A directory of that name comes first. Imports neither torch nor the hub's client
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,41 @@ from corolla.models.transfer import Progress, show_nothing
 
 _TOKENIZER_KINDS: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _DEFAULT_REVISION: Final = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Where a model may come from, as a user says it once for a command."""
+
+    revision: str | None = None
+    token: str | None = None
+    """For gated repositories; None: the saved login or HF_TOKEN."""
+    cache_dir: Path | None = None
+    max_disk_bytes: int | None = None
+
+    def __repr__(self) -> str:  # a token never reaches a log
+        return f"SourceOptions(revision={self.revision!r}, cache_dir={self.cache_dir!r})"
+
+
+def open_model_source(
+    name_or_dir: str | os.PathLike[str],
+    options: SourceOptions,
+    *,
+    has_tokenizer: bool = False,
+    progress: Progress = show_nothing,
+    say: Say = lambda _sentence: None,
+) -> Checkpoint:
+    """`open_source` with the options of a command."""
+    return open_source(
+        name_or_dir,
+        revision=options.revision,
+        token=options.token,
+        cache_dir=options.cache_dir,
+        max_disk_bytes=options.max_disk_bytes,
+        has_tokenizer=has_tokenizer,
+        progress=progress,
+        say=say,
+    )
 
 
 def open_source(

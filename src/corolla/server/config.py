@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from corolla.errors import BadInput
+from corolla.models.source import SourceOptions
 from corolla.net.liveness import Liveness
 
 DTypeChoice = Literal["auto", "bfloat16", "float16", "float32"]
@@ -44,7 +45,9 @@ class SessionLimits:
 class ServerConfig:
     """One server: which blocks of which model, on which device, under which name."""
 
-    model: Path
+    model: str | Path
+    """A directory, a GGUF file or a hub's OWNER/NAME (`models/source.py`)."""
+    source: SourceOptions = field(default_factory=SourceOptions)
     blocks: tuple[int, int] | None = None
     """Half-open span; None: all blocks of the model."""
     device: str = "cpu"

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 
 from corolla.errors import BadInput, SwarmError
 from corolla.ids import PeerId
-from corolla.models.checkpoint import Checkpoint, open_checkpoint
+from corolla.models.checkpoint import Checkpoint
 from corolla.models.fingerprint import fingerprint
+from corolla.models.source import open_model_source
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.transport import open_transport
 from corolla.net.streams import Transport
 from corolla.server.config import ServerConfig
+from corolla.server.device import check_device, free_memory_bytes
 from corolla.server.executor import DeviceThread
+from corolla.server.memory import HEADROOM_SHARE, LEAST_HEADROOM_BYTES, MemoryPlan
 from corolla.server.serving import ServedSpan, serve_span
 
 if TYPE_CHECKING:
@@ -49,7 +52,8 @@ async def run_server(
     on_ready: Callable[[Ready], None],
 ) -> None:
     """Host a span until `stop` is set. Raises BadInput, NoPeers, or SwarmError when the network is lost."""
-    checkpoint = open_checkpoint(config.model)
+    check_device(config.device)
+    checkpoint = await asyncio.to_thread(open_model_source, config.model, config.source, say=log.info)
     start, end = _span_of(config, checkpoint)
     which = fingerprint(checkpoint)
     loading = asyncio.create_task(asyncio.to_thread(_load, config, checkpoint, start, end))
@@ -110,8 +114,28 @@ def _load(config: ServerConfig, checkpoint: Checkpoint, start: int, end: int) ->
     from corolla.server.speed import measure_speed
 
     began = time.perf_counter()
+    free_bytes = free_memory_bytes(config.device)
     dtype = None if config.dtype == "auto" else TORCH_DTYPES[config.dtype]
     span = load_span(checkpoint, start, end, dtype=dtype, device=config.device)
+    _tell_memory(span, checkpoint, config, free_bytes)
     speed = measure_speed(span)
     log.info("span loaded", extra={"blocks": f"{start}:{end}", "seconds": round(time.perf_counter() - began, 1)})
     return span, speed
+
+
+def _tell_memory(span: "Span", checkpoint: Checkpoint, config: ServerConfig, free_bytes: int) -> None:
+    """Say in one line what hosting takes, and warn when the cache, once full, would not fit."""
+    can = span.capabilities
+    cache_bytes = config.cache_tokens * can.cache_bytes_per_token
+    plan = MemoryPlan(
+        num_blocks=span.num_blocks,
+        of_blocks=checkpoint.num_blocks,
+        free_bytes=free_bytes,
+        weights_bytes=span.weight_bytes,
+        cache_bytes=cache_bytes,
+        headroom_bytes=max(int(HEADROOM_SHARE * free_bytes), LEAST_HEADROOM_BYTES),
+        cache_tokens=config.cache_tokens,
+    )
+    log.info(plan.sentence)
+    if span.weight_bytes + cache_bytes > free_bytes:
+        log.warning("a full cache would not fit into the free memory: serve fewer blocks, or pass --cache-tokens")

@@ -64,8 +64,9 @@ async def serve_span(
         for keeper in keepers:
             keeper.cancel()
         handler.is_leaving = True
-        await announcer.announce()  # as draining: nobody takes it for a new session while there is another
-        await handler.drain(config.drain_timeout_s)
+        if handler.sessions:
+            await announcer.announce()  # as draining: nobody takes it for a new session while there is another
+            await handler.drain(config.drain_timeout_s)
         await announcer.withdraw()
         await handler.close()
         await executor.close()

@@ -1,7 +1,8 @@
-"""`corolla bench`: what a hop, a token and a start cost on this machine."""
+"""`corolla bench`: what a hop, a token, a start and a lost server cost on this machine."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import click
 
@@ -47,6 +48,28 @@ def start(rounds: int) -> None:
     from corolla.apps.bench.start import run
 
     run(rounds)
+
+
+@command.command("wan")
+@rounds_option
+@logging_options("warning")
+def wan(rounds: int) -> None:
+    """Decoding and first tokens over 50 ms and 100 Mbit/s (needs root and network namespaces)."""
+    from corolla.apps.bench.wan import run
+
+    run(rounds)
+
+
+@command.command("wan-client", hidden=True)
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("address")
+@rounds_option
+@logging_options("warning")
+def wan_client(model: Path, address: str, rounds: int) -> None:
+    """The client of `bench wan`, on a host of its own."""
+    from corolla.apps.bench.wan import measure
+
+    click.echo(measure(model, address, rounds))
 
 
 @command.command("echo-peer", hidden=True)

@@ -5,17 +5,17 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from corolla.apps.cli.options import join_option, logging_options, require_peers, sampling_options
+from corolla.apps.cli.options import join_option, logging_options, require_peers, sampling_options, source_options
 from corolla.apps.cli.progress import progress
 from corolla.errors import BadInput
 
 if TYPE_CHECKING:
     from corolla.apps.cli.conversation import Conversation, Sampling, SwarmModel
+    from corolla.models.source import SourceOptions
 
 CONTEXT_TOKENS = 4096
 """Servers lease their cache for the whole length; the longest that most can give to many."""
@@ -24,15 +24,16 @@ START_ANEW = "/new"
 
 
 @click.command("chat")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model")
 @join_option
 @sampling_options
 @click.option(
     "--max-context", type=click.IntRange(min=2), metavar="N", help="Longest conversation, in tokens. Default: 4096."
 )
+@source_options
 @logging_options("warning")
 def command(
-    model: Path,
+    model: str,
     join: tuple[str, ...],
     dtype: str,
     max_new_tokens: int,
@@ -40,17 +41,19 @@ def command(
     top_p: float | None,
     seed: int | None,
     max_context: int | None,
+    source: "SourceOptions",
 ) -> None:
     """Hold a conversation with a model served by a swarm.
 
-    MODEL is the model's directory. Ctrl-C stops an answer, twice ends; /new begins anew; /exit or Ctrl-D ends.
+    MODEL is the model's directory, a GGUF file or a hub's OWNER/NAME. Ctrl-C stops an answer, twice ends; /new begins
+    anew; /exit or Ctrl-D ends.
     """
     peers = require_peers(join)
     with progress("joining the swarm and loading the local half of the model"):
         from corolla.apps.cli.conversation import PRIVACY_NOTE, Sampling, open_model
 
         sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype)
+        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype, source=source)
     if not swarm_model.has_chat_template:
         raise BadInput(f"{model} has no chat template; use `corolla generate --raw`")
     click.echo(f"{PRIVACY_NOTE} /exit ends.", err=True)

@@ -23,6 +23,7 @@ from transformers import (
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.cli.network import client_network
 from corolla.errors import BadInput
+from corolla.models.source import SourceOptions
 
 if TYPE_CHECKING:
     from corolla.client.inference import InferenceSession
@@ -101,14 +102,16 @@ class SwarmModel:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
 
-def open_model(directory: Path, peers: Sequence[str], *, dtype: str | None) -> SwarmModel:
+def open_model(
+    name_or_dir: str | Path, peers: Sequence[str], *, dtype: str | None, source: SourceOptions | None = None
+) -> SwarmModel:
     """Join the swarm and load the model's local half and tokenizer. Raises BadInput or NoPeers."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model = AutoDistributedModelForCausalLM.from_pretrained(
-        directory, initial_peers=peers, dtype=dtype, network=client_network()
+        name_or_dir, initial_peers=peers, dtype=dtype, network=client_network(), source=source, has_tokenizer=True
     )
-    return SwarmModel(model, load_tokenizer(directory))
+    return SwarmModel(model, load_tokenizer(model.checkpoint.directory))
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:

@@ -1,7 +1,7 @@
 """`corolla generate`: one prompt, one answer."""
 
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,19 +10,24 @@ from corolla.apps.cli.options import (
     logging_options,
     require_peers,
     sampling_options,
+    source_options,
 )
 from corolla.apps.cli.progress import progress
 
+if TYPE_CHECKING:
+    from corolla.models.source import SourceOptions
+
 
 @click.command("generate")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model")
 @click.argument("prompt")
 @join_option
 @sampling_options
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
+@source_options
 @logging_options("warning")
 def command(
-    model: Path,
+    model: str,
     prompt: str,
     join: tuple[str, ...],
     dtype: str,
@@ -31,18 +36,19 @@ def command(
     top_p: float | None,
     seed: int | None,
     raw: bool,
+    source: "SourceOptions",
 ) -> None:
     """Continue a prompt, or answer it, with a model served by a swarm.
 
-    MODEL is the model's directory: embeddings and head are taken from it, the blocks run on servers. A PROMPT of -
-    is read from standard input. The text comes on standard output.
+    MODEL is the model's directory, a GGUF file or a hub's OWNER/NAME: embeddings and head are taken from it, the
+    blocks run on servers. A PROMPT of - is read from standard input. The text comes on standard output.
     """
     peers = require_peers(join)
     with progress("joining the swarm and loading the local half of the model"):
         from corolla.apps.cli.conversation import PRIVACY_NOTE, Conversation, Sampling, open_model
 
         sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype)
+        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype, source=source)
     text = sys.stdin.read() if prompt == "-" else prompt
     click.echo(PRIVACY_NOTE, err=True)
     is_chat = swarm_model.has_chat_template and not raw

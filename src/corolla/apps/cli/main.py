@@ -106,7 +106,7 @@ def _report(error: Exception, *, show_traceback: bool) -> int:
     if isinstance(cause, SwarmError):
         click.echo(f"Error: {cause}", err=True)
         return cause.exit_code
-    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         click.echo(f"Error: no space left on the disk{f' for {cause.filename}' if cause.filename else ''}", err=True)
         return 1
     click.echo(

@@ -1,9 +1,10 @@
 """Options that several commands share, so that they are called and checked the same everywhere."""
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
@@ -202,3 +203,47 @@ def require_peers(join: Sequence[str]) -> tuple[str, ...]:
             f"or set {PEERS_VARIABLE}"
         )
     return addresses
+
+
+class Size(click.ParamType[int]):
+    """Bytes: a number, or one with KB, MB, GB or TB (thousands) or KiB, MiB, GiB or TiB (1024)."""
+
+    name = "size"
+    _UNITS: ClassVar[dict[str, int]] = {
+        "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+        "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    }  # fmt: skip
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        matched = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([A-Za-z]*)", value)
+        if matched is None or matched[2].lower() not in self._UNITS:
+            self.fail(f"{value!r} is not a size like 50GB or 20GiB", param, ctx)
+        return int(float(matched[1]) * self._UNITS[matched[2].lower()])
+
+
+def source_options(command: Decorated) -> Decorated:
+    """Where a model may come from, as one `source` argument."""
+
+    @functools.wraps(command)
+    def with_source(
+        *args: Any, revision: str | None, token: str | None, cache_dir: Path | None, max_disk: int | None, **kwargs: Any
+    ) -> Any:
+        from corolla.models.source import SourceOptions  # not for --help
+
+        return command(*args, source=SourceOptions(revision, token, cache_dir, max_disk), **kwargs)
+
+    options = (
+        click.option("--revision", metavar="NAME", help="Branch, tag or commit of a hub's repository. Default: main."),
+        click.option("--token", metavar="TOKEN", help="For gated repositories. Default: HF_TOKEN or the saved login."),
+        click.option(
+            "--cache-dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+            help="Where downloads and conversions are kept.",
+        ),
+        click.option("--max-disk", type=Size(), metavar="SIZE", help="Most that they may take there, like 50GB."),
+    )  # fmt: skip
+    decorated: Any = with_source
+    for option in reversed(options):
+        decorated = option(decorated)
+    return decorated

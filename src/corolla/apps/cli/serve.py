@@ -18,11 +18,13 @@ from corolla.apps.cli.options import (
     json_option,
     listen_options,
     logging_options,
+    source_options,
     split_addresses,
 )
 from corolla.apps.cli.ready import say_ready
 
 if TYPE_CHECKING:
+    from corolla.models.source import SourceOptions
     from corolla.server.config import DTypeChoice
 
 
@@ -38,7 +40,7 @@ class Device(click.ParamType[str]):
 
 
 @click.command("serve")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model")
 @click.option("--blocks", metavar="A:B", type=BlockSpan(), help="Host blocks A to B-1. Default: all of them.")
 @click.option("--device", metavar="cpu|cuda|cuda:N|mps", type=Device(), default="cpu", show_default=True)
 @click.option(
@@ -56,11 +58,23 @@ class Device(click.ParamType[str]):
 @click.option(
     "--cache-tokens", type=click.IntRange(min=1), metavar="N", help="KV cache for all sessions together, in tokens."
 )
+@click.option(
+    "--max-session-tokens", type=click.IntRange(min=1), metavar="N", help="Longest session taken. Default: 8192."
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    default=60.0,
+    show_default=True,
+    help="How long a server that leaves goes on serving, for its clients to move away.",
+)
+@source_options
 @json_option
 @exit_with_parent_option
 @logging_options("info")
 def command(
-    model: Path,
+    model: str,
     blocks: tuple[int, int] | None,
     device: str,
     dtype: "DTypeChoice",
@@ -71,13 +85,16 @@ def command(
     name: str,
     model_name: str | None,
     cache_tokens: int | None,
+    max_session_tokens: int | None,
+    drain_timeout: float,
+    source: "SourceOptions",
     as_json: bool,
     exit_with_parent: bool,
 ) -> None:
     """Host a span of a model's blocks until interrupted.
 
-    MODEL is a directory of safetensors with its config. Without --join a new swarm begins. Prints one line with the
-    address for others to join once it answers requests.
+    MODEL is a directory of safetensors, a GGUF file, or a hub's OWNER/NAME. Without --join a new swarm begins. Prints
+    one line with the address for others to join once it answers requests.
     """
     from corolla.apps.cli.network import server_network
     from corolla.server.config import ServerConfig
@@ -85,9 +102,14 @@ def command(
 
     if exit_with_parent:
         leave_with_parent()
-    config = ServerConfig(model=model, blocks=blocks, device=device, dtype=dtype, name=name, model_name=model_name)
+    config = ServerConfig(
+        model=model, source=source, blocks=blocks, device=device, dtype=dtype, name=name, model_name=model_name,
+        drain_timeout_s=drain_timeout,
+    )  # fmt: skip
     if cache_tokens is not None:
         config = replace(config, cache_tokens=cache_tokens)
+    if max_session_tokens is not None:
+        config = replace(config, limits=replace(config.limits, max_session_tokens=max_session_tokens))
     network = server_network(listen=listen, announce=announce, identity=identity)
 
     def serve(stop: asyncio.Event, ready: Callable[[], None]) -> Awaitable[None]:

@@ -1,0 +1,100 @@
+"""Placement over the real records: what a server reads of the swarm, and the claims that it publishes."""
+
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from corolla.errors import HopFailed
+from corolla.ids import Fingerprint, PeerId
+from corolla.net.streams import Transport
+from corolla.server.placing import PlacingConfig, claim_span, without_silent
+from corolla.swarm.announcement import Announcement, announcement_key
+from corolla.swarm.cost import CostModel
+from corolla.swarm.placement import choose_span
+from corolla.swarm.view import View
+from corolla.swarm.watch import Watcher
+
+PING_TIMEOUT_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """Of announcements, in seconds; as in `ServerConfig`."""
+
+    period_s: float = 45.0
+    lifetime_s: float = 180.0
+
+
+class SwarmPublisher:
+    """`placing.Publisher` on a transport.
+
+    `describe` says what the server would announce now: while it serves nothing yet, its model, speed and room.
+    """
+
+    def __init__(
+        self, transport: Transport, watcher: Watcher, describe: Callable[[], Announcement], times: Lifetimes
+    ) -> None:
+        self._transport = transport
+        self._watcher = watcher
+        self._describe = describe
+        self._times = times
+
+    async def read(self) -> View:
+        view = await self._watcher.refresh()
+        return await without_silent(
+            view,
+            self._answers,
+            wall_now=self._transport.wall_time(),
+            lifetime_s=self._times.lifetime_s,
+            period_s=self._times.period_s,
+        )
+
+    async def claim(self, span: range) -> None:
+        await self._publish(msgspec.structs.replace(self._describe(), state="joining", start=span.start, end=span.stop))
+
+    async def stay(self) -> None:
+        await self._publish(self._describe())
+
+    async def _publish(self, said: Announcement) -> None:
+        said = msgspec.structs.replace(said, announced_at=self._transport.wall_time())
+        key = announcement_key(said.fingerprint, self._transport.peer)
+        await self._transport.records.put(key, said.encode(), self._times.lifetime_s)
+
+    async def _answers(self, peer: PeerId) -> bool:
+        try:
+            await self._transport.ping(peer, timeout_s=PING_TIMEOUT_S)
+        except HopFailed:
+            return False
+        return True
+
+
+async def join_where_it_helps(
+    transport: Transport,
+    joining: Announcement,
+    num_to_host: int,
+    *,
+    rng: random.Random,
+    cost: CostModel | None = None,
+    cuts: Collection[int] | None = None,
+    on_disk: Collection[int] = frozenset(),
+    times: Lifetimes | None = None,
+    config: PlacingConfig | None = None,
+) -> range:
+    """The span that a new server should load, announced as `joining` and agreed on with others who join now.
+
+    `joining` holds the model, and the speed and room that are expected; its span does not matter. Raises BadInput
+    when the model cannot be cut so that `num_to_host` blocks make a span.
+    """
+    watcher = Watcher(transport, Fingerprint(joining.fingerprint))
+    publisher = SwarmPublisher(transport, watcher, lambda: joining, times or Lifetimes())
+    cost = cost or CostModel()
+
+    def choose(view: View) -> range:
+        return choose_span(
+            view, num_to_host, joining=joining, peer=transport.peer, cost=cost, cuts=cuts, on_disk=on_disk
+        )
+
+    return await claim_span(publisher, transport.peer, choose, rng=rng, config=config or PlacingConfig())
