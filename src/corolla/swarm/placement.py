@@ -8,8 +8,9 @@ A server that only announces to join counts like one that serves: its blocks are
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -76,7 +77,7 @@ def windows(num_blocks: int, length: int, cuts: Collection[int] | None = None) -
     borders = sorted({0, num_blocks, *(range(num_blocks) if cuts is None else cuts)})
     spans: list[range] = []
     for start in borders[:-1]:
-        end = max(border for border in borders if border <= start + length)
+        end = borders[bisect_right(borders, start + length) - 1]
         if end > start:
             spans.append(range(start, end))
     if not spans:
@@ -102,7 +103,7 @@ def choose_span(
     whose weights it need not fetch. What the view says of the server itself is left out. Raises BadInput.
     """
     num_blocks = joining.num_blocks
-    others = view.without([peer])
+    others = _when_all_have_joined(view.without([peer]))
     placed = placed_servers(others, cost)
     spans = windows(num_blocks, min(num_to_host, num_blocks), cuts)
     tied = near_weakest(block_rates(placed, num_blocks), spans)
@@ -113,6 +114,16 @@ def choose_span(
     limit_s = min(latencies.values()) * (1 + NEAR_TIE)
     quick = [span for span, latency_s in latencies.items() if latency_s <= limit_s or math.isinf(limit_s)]
     return min(quick, key=lambda span: (-_num_on_disk(span, on_disk), span.start))
+
+
+def _when_all_have_joined(view: View) -> View:
+    """Those who are joining will serve by the time that we do."""
+    joined = [
+        replace(server, announcement=msgspec.structs.replace(server.announcement, state="online"))
+        for server in view.servers.values()
+        if server.announcement.state == "joining"
+    ]
+    return view.including(*joined)
 
 
 def near_weakest(rates: Sequence[float], spans: Sequence[range]) -> list[range]:

@@ -83,8 +83,12 @@ def plan_moves(placed: Sequence[Placed], model: Model, *, movable: Collection[Pe
     spread_evenly = math.fsum(server.rate * (server.end - server.start) for server in placed) / model.num_blocks
     if _gain(before, spread_evenly) < SETTLED_GAIN:
         return Plan(0.0, {})  # no placement is better than that
-    target = plan(placed, model, movable)
-    return Plan(_gain(before, _weakest(target, model)), _safe_moves(placed, target, model.num_blocks))
+    targets = _targets(placed, model, {server.peer for server in placed} if movable is None else set(movable))
+    gains = [_gain(before, _weakest(target, model)) for target in targets]
+    for target, gain in zip(targets, gains, strict=True):
+        if gain >= SETTLED_GAIN and (moves := _safe_moves(placed, target, model.num_blocks)):
+            return Plan(gain, moves)
+    return Plan(max(gains), {})
 
 
 def _gain(before: float, after: float) -> float:
@@ -94,18 +98,25 @@ def _gain(before: float, after: float) -> float:
 
 
 def plan(placed: Sequence[Placed], model: Model, movable: Collection[PeerId] | None = None) -> list[Placed]:
-    """Better places for these servers, as few of them moved as the search finds."""
-    free = {server.peer for server in placed} if movable is None else set(movable)
+    """Better places for these servers (`movable`: only some of them may move), as good as the search finds."""
+    return _targets(placed, model, {server.peer for server in placed} if movable is None else set(movable))[0]
+
+
+def _targets(placed: Sequence[Placed], model: Model, free: Collection[PeerId]) -> list[list[Placed]]:
+    """Where the servers might go, the preferred way first; a later one may be safe to begin when that is not."""
     improved = improve(placed, model, free)
-    reached = _weakest(improved, model)
-    if reached == 0:
-        improved = improve(close_gaps(placed, model, free), model, free)
-        reached = _weakest(improved, model)
+    if _weakest(placed, model) == 0:
+        # Blocks are missing: cover them first, in a way that can be begun from here; balance afterwards.
+        pushed = close_gaps(placed, model, free)
+        covering = [target for target in (improved, pushed) if _weakest(target, model) > 0]
+        if covering:
+            return covering
     if len(free) > MAX_AFRESH:
-        return improved
+        return [improved]
     others = [improve(anew, model, free) for anew in places_afresh(placed, model, free)]
     best = max(others, key=lambda anew: _weakest(anew, model))
-    return best if _gain(reached, _weakest(best, model)) >= LEAST_GAIN else improved
+    is_worth = _gain(_weakest(improved, model), _weakest(best, model)) >= LEAST_GAIN
+    return [best, improved] if is_worth else [improved]
 
 
 def _weakest(placed: Iterable[Placed], model: Model) -> float:
@@ -210,11 +221,16 @@ def _is_better(rates: Sequence[float], than: Sequence[float]) -> bool:
     return False
 
 
-def _windows(server: Placed, model: Model) -> list[range]:
+def _windows(server: Placed, model: Model) -> tuple[range, ...]:
+    return _windows_of(server.end - server.start, model)
+
+
+@lru_cache(maxsize=256)
+def _windows_of(length: int, model: Model) -> tuple[range, ...]:
     try:
-        return windows(model.num_blocks, server.end - server.start, model.cuts)
+        return tuple(windows(model.num_blocks, length, model.cuts))
     except BadInput:  # another's span that fits no border: it knows its model better than we do
-        return []
+        return ()
 
 
 def _safe_moves(placed: Sequence[Placed], target: Iterable[Placed], num_blocks: int) -> dict[PeerId, range]:

@@ -105,9 +105,10 @@ class View:
         """This view as if no other servers were there."""
         return self.without(self.servers.keys() - set(peers))
 
-    def including(self, server: ServerView) -> "View":
-        """This view with that server in it, in the place of what was known of it."""
-        return replace(self, servers=MappingProxyType({**self.servers, server.peer: server}))
+    def including(self, *servers: ServerView) -> "View":
+        """This view with those servers in it, in the place of what was known of them."""
+        named = {server.peer: server for server in servers}
+        return replace(self, servers=MappingProxyType({**self.servers, **named}))
 
     def with_rtts(self, rtts: Mapping[PeerId, float]) -> "View":
         """This view with these measured round trips, in seconds; those of other servers stay as they are."""

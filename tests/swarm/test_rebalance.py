@@ -1,0 +1,148 @@
+"""Servers move for a good reason only, never so that a block is left alone, and end near the best there is."""
+
+import itertools
+import math
+import random
+import statistics
+
+import pytest
+
+from corolla.ids import Fingerprint, PeerId
+from corolla.swarm.announcement import Announcement, State
+from corolla.swarm.cost import CostModel
+from corolla.swarm.placement import Placed, block_rates, near_weakest, windows
+from corolla.swarm.rebalance import LEAST_GAIN, Model, choose_move, plan, plan_moves
+from corolla.swarm.view import ServerView, View
+
+
+def places(*spans: tuple[int, int, float]) -> list[Placed]:
+    return [Placed(PeerId(f"p{number}"), start, end, rate) for number, (start, end, rate) in enumerate(spans)]
+
+
+def settled(placed: list[Placed], model: Model) -> tuple[list[Placed], int]:
+    """Every safe move of every plan carried out until nobody moves; how many there were. Never uncovers a block."""
+    num_moves = 0
+    for _ in range(50):
+        planned = plan_moves(placed, model)
+        if planned.gain < LEAST_GAIN or not planned.moves:
+            return placed, num_moves
+        before = block_rates(placed, model.num_blocks)
+        away = block_rates([s for s in placed if s.peer not in planned.moves], model.num_blocks)
+        if min(before) > 0:
+            assert min(away) > 0
+        placed = [s.moved(planned.moves[s.peer]) if s.peer in planned.moves else s for s in placed]
+        assert all(after > 0 for was, after in zip(before, block_rates(placed, model.num_blocks), strict=True) if was)
+        num_moves += len(planned.moves)
+    pytest.fail("the servers never come to rest")
+
+
+def test_a_spare_server_closes_a_gap() -> None:
+    planned = plan_moves(places((0, 4, 5.0), (0, 4, 5.0), (4, 8, 5.0)), Model(12))
+    assert planned.gain == math.inf
+    assert dict(planned.moves) == {"p0": range(8, 12)}
+
+
+def test_nobody_moves_for_less_than_a_fifth_or_when_it_would_uncover_a_block() -> None:
+    assert plan_moves(places((0, 4, 5.0), (4, 8, 4.5), (0, 8, 1.0)), Model(8)).gain < LEAST_GAIN
+    alone, _ = settled(places((0, 4, 5.0), (4, 8, 1.0)), Model(8))
+    assert [(s.start, s.end) for s in alone] == [(0, 4), (4, 8)]
+
+
+def test_servers_are_pushed_together_where_only_that_covers_all_blocks() -> None:
+    """4 + 4 + 4 blocks over 12: each must move a little, in an order that leaves nothing behind."""
+    final, num_moves = settled(places((0, 4, 5.0), (3, 7, 5.0), (6, 10, 5.0)), Model(12))
+    assert sorted((s.start, s.end) for s in final) == [(0, 4), (4, 8), (8, 12)]
+    assert num_moves >= 2
+
+
+def test_too_few_servers_stay_where_they_are() -> None:
+    assert not plan_moves(places((0, 4, 5.0), (2, 6, 5.0)), Model(12)).moves
+
+
+def test_borders_of_the_model_are_kept() -> None:
+    model = Model(12, frozenset([0, 4, 8]))
+    final, _ = settled(places((0, 4, 5.0), (0, 4, 5.0), (0, 4, 5.0)), model)
+    assert sorted((s.start, s.end) for s in final) == [(0, 4), (4, 8), (8, 12)]
+
+
+def test_of_the_servers_that_see_the_same_only_those_move_that_the_common_plan_names() -> None:
+    def server(name: str, start: int, end: int, state: State = "online") -> ServerView:
+        said = Announcement(
+            state=state, start=start, end=end, num_blocks=8, fingerprint=Fingerprint("0" * 32), model_name="model",
+            dtype="float32", decode_tokens_per_s=5.0,
+        )  # fmt: skip
+        return ServerView(PeerId(name), said, expires_at=0.0)
+
+    def moves(view: View) -> dict[str, range | None]:
+        return {
+            peer: span
+            for peer in view.servers
+            if (span := choose_move(view, peer, Model(8), CostModel(), least_gain=LEAST_GAIN)) is not None
+        }
+
+    crowded = View.of([server("a", 0, 4), server("b", 0, 4), server("c", 0, 4)])
+    assert moves(crowded) == {"a": range(4, 8)}
+    claimed = View.of([server("a", 4, 8, "joining"), server("b", 0, 4), server("c", 0, 4)])
+    assert not moves(claimed)
+    leaving = View.of([server("a", 0, 4, "draining"), server("b", 0, 4), server("c", 0, 4)])
+    assert moves(leaving) == {"b": range(4, 8)}
+
+
+# Against exhaustive search.
+
+
+def optimum(placed: list[Placed], num_blocks: int) -> float:
+    options = [
+        [s.moved(range(start, start + s.end - s.start)) for start in range(num_blocks - (s.end - s.start) + 1)]
+        for s in placed
+    ]
+    return max(min(block_rates(combination, num_blocks)) for combination in itertools.product(*options))
+
+
+def random_swarm(rng: random.Random) -> tuple[list[Placed], int]:
+    """A few servers of any length and speed, which have joined one after the other by the rule."""
+    num_blocks = rng.randrange(4, 9)
+    placed: list[Placed] = []
+    is_uniform = rng.random() < 0.3
+    for number in range(rng.randrange(2, 6)):
+        length = rng.randrange(max(1, num_blocks // 4), num_blocks + 1)
+        span = near_weakest(block_rates(placed, num_blocks), windows(num_blocks, length))[0]
+        rate = 5.0 if is_uniform else rng.uniform(1, 10)
+        placed.append(Placed(PeerId(f"p{number}"), span.start, span.stop, rate))
+    return placed, num_blocks
+
+
+def test_small_swarms_end_within_a_twentieth_of_the_best_placement_there_is() -> None:
+    rng = random.Random(7)
+    shares: list[float] = []
+    planned: list[float] = []
+    while len(shares) < 200:
+        placed, num_blocks = random_swarm(rng)
+        best = optimum(placed, num_blocks)
+        if best == 0:
+            continue
+        model = Model(num_blocks)
+        planned.append(min(block_rates(plan(placed, model), num_blocks)) / best)
+        shares.append(min(block_rates(settled(placed, model)[0], num_blocks)) / best)
+    assert statistics.mean(shares) >= 0.95
+    assert min(shares) >= 1 / (1 + LEAST_GAIN) - 0.15
+    assert statistics.mean(planned) >= 0.99
+
+
+def test_no_block_stays_uncovered_that_any_placement_could_cover() -> None:
+    """Servers anywhere at all, as after a disaster: those that suffice end with every block covered."""
+    rng = random.Random(8)
+    num_covered = 0
+    for _ in range(300):
+        num_blocks = rng.randrange(4, 20)
+        spans: list[tuple[int, int, float]] = []
+        for _ in range(rng.randrange(2, 7)):
+            length = rng.randrange(1, num_blocks)
+            start = rng.randrange(num_blocks - length + 1)
+            spans.append((start, start + length, rng.uniform(1, 10)))
+        if sum(end - start for start, end, _ in spans) < num_blocks:
+            continue
+        final, _ = settled(places(*spans), Model(num_blocks))
+        assert min(block_rates(final, num_blocks)) > 0
+        num_covered += 1
+    assert num_covered > 150
