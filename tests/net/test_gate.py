@@ -12,6 +12,7 @@ from corolla.errors import BadInput, HopFailed
 from corolla.ids import PeerId
 from corolla.net import gate as gates
 from corolla.net.gate import Gate, GateConfig, load_allowed
+from corolla.net.memory.links import MAX_PIECE_BYTES
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport, identity_of
 from corolla.net.streams import Accept, ByteStream
@@ -86,6 +87,24 @@ def test_a_paused_stream_stays_paused_until_resumed() -> None:
         await asyncio.sleep(1)
         assert heard == b"early, late"
         assert len(reasons) == 1
+
+    in_memory(scenario)
+
+
+def test_what_comes_before_the_start_waits_at_the_sender_and_not_here() -> None:
+    async def scenario(network: MemoryNetwork) -> None:
+        taken: list[ByteStream] = []
+        a, b = await connect(network, taken.append)
+        ours, sent = await a.dial(b.peer, PROTOCOL, timeout_s=5), random.Random(4).randbytes(5_000_000)
+        ours.write([sent])
+        await asyncio.sleep(5)
+        gated: Any = taken[0]
+        assert len(gated._early) <= MAX_PIECE_BYTES
+        assert ours.pending_bytes > 4_000_000
+        heard = bytearray()
+        gated.start(lambda data: heard.extend(data), lambda _reason: None)
+        await asyncio.sleep(5)
+        assert bytes(heard) == sent
 
     in_memory(scenario)
 

@@ -90,6 +90,15 @@ def test_a_newcomer_from_the_flooding_group_gets_in_and_most_often_stays() -> No
     assert sum(a.has(f"honest {number}") for number in range(10)) == stayed  # renewed ones are safe from fresh ones
 
 
+def test_of_two_groups_that_hold_most_a_newcomer_displaces_its_own() -> None:
+    a = table()
+    fill(a, FLOOD, 25)
+    fill(a, OTHER, 25)
+    for number in range(16):
+        assert a.store(f"more {number}", FLOOD, 1.0)
+    assert sum(a.has(f"{OTHER} {number}") for number in range(25)) == 25
+
+
 def test_one_group_displaces_only_slowly() -> None:
     a = table()
     fill(a, FLOOD, 50)

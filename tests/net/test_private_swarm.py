@@ -357,6 +357,18 @@ async def test_who_says_nothing_or_too_much_is_closed(lab: Lab) -> None:
 
 
 @everywhere
+async def test_a_listeners_own_proof_said_back_to_it_is_none(lab: Lab) -> None:
+    _a, b = await two_members(lab)
+    eve = await lab.peer("eve", STRANGER)
+    await lab.approach(eve, b)
+    ear = Ear(await lab.raw_stream(eve, b))
+    ear.stream.write([HEAD + bytes(32)])
+    answer = await ear.until_heard(ANSWER_BYTES)
+    ear.stream.write([answer[-PROOF_BYTES:], b"let me in"])
+    assert await ear.until_closed() == answer
+
+
+@everywhere
 async def test_a_stranger_between_two_members_cannot_pass_their_proofs_on(lab: Lab) -> None:
     """Mallory says to each what the other says: were the names not in the proofs, she would be let in at both."""
     a, b = await two_members(lab)

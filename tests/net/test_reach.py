@@ -1,21 +1,29 @@
 """Dialling back: what a helper tries and what it leaves alone, and what people are told of it."""
 
 import asyncio
+import datetime as dt
 import random
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from corolla.errors import HopFailed
 from corolla.ids import PeerId
 from corolla.net import reach
 from corolla.net.gate import GateConfig
-from corolla.net.identity import ephemeral
+from corolla.net.identity import Identity, ephemeral, from_seed, peer_id_bytes
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.probe import probe
 from corolla.net.libp2p.transport import Libp2pTransport, open_transport
@@ -28,6 +36,8 @@ from corolla.net.swarm_key import new_key
 
 ADDRESS = "/ip4/203.0.113.5/tcp/31337/p2p/x"
 SOON_S = 10.0
+VICTIM = from_seed(b"v" * 32)
+KEY_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 
 
 def reports(*words: Verdict, seen_from: str | None = "198.51.100.7") -> list[Report]:
@@ -317,3 +327,62 @@ def test_a_listener_is_who_its_own_key_says_not_who_is_asked_for() -> None:
             assert await probe("127.0.0.1", address.replace(server.peer, stranger), stranger) == "other"
 
     asyncio.run(scenario())
+
+
+def forged_certificate(directory: Path, extension: bytes) -> ssl.SSLContext:
+    """A TLS listener's own certificate, with this in place of a peer key and its signature."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mallory")])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.UnrecognizedExtension(KEY_EXTENSION, extension), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = directory / "mallory.pem"
+    path.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate.public_bytes(Encoding.PEM)
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    return context
+
+
+def signed_key(identity: Identity, signature: bytes) -> bytes:
+    key = peer_id_bytes(identity.peer)[2:]
+    return bytes([0x30, 2 + len(key) + 2 + 64, 4, len(key)]) + key + bytes([4, 64]) + signature
+
+
+@pytest.mark.parametrize(
+    "extension",
+    [
+        pytest.param(signed_key(VICTIM, bytes(64)), id="no signature"),
+        pytest.param(signed_key(VICTIM, VICTIM.sign(b"libp2p-tls-handshake:another key")), id="of another certificate"),
+        pytest.param(signed_key(VICTIM, bytes(64))[:-1], id="cut off"),
+        pytest.param(b"", id="empty"),
+    ],
+)
+def test_a_certificate_that_only_names_the_peer_proves_nothing(tmp_path: Path, extension: bytes) -> None:
+    context = forged_certificate(tmp_path, extension)
+    met: list[int] = []
+
+    async def pose(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x13/multistream/1.0.0\n\x0b/tls/1.0.0\n")
+        await reader.readexactly(32)
+        await writer.start_tls(context)
+        met.append(1)
+
+    async def scenario() -> None:
+        async with await asyncio.start_server(pose, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            assert await probe("127.0.0.1", f"/ip4/127.0.0.1/tcp/{port}/p2p/{VICTIM.peer}", VICTIM.peer) == "other"
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert met, "the attack did not get as far as the certificate"

@@ -243,7 +243,6 @@ class GatedStream:
     def let_through(self) -> None:
         """The handshake is done; what follows waits for `start`."""
         self.is_through = True
-        self._stream.pause_reading()
 
     # As `net/streams.py` asks.
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from corolla.errors import BadInput
 from corolla.ids import PeerId
-from corolla.net.identity import peer_id_bytes, public_key_of
+from corolla.net.identity import public_key_of
 from corolla.net.libp2p.addresses import PeerAddress, parse_peer_address
 from corolla.net.reach import Verdict
 
@@ -105,19 +105,17 @@ def _check_certificate(encoded: bytes, peer: PeerId) -> None:
     try:
         extension = certificate.extensions.get_extension_for_oid(_KEY_EXTENSION).value
         assert isinstance(extension, x509.UnrecognizedExtension)
-        key, signature = _signed_key(extension.value)
-        if peer_id_bytes(peer)[2:] != key:
-            raise _AnotherListens("another peer listens there")
         subject = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        public_key_of(peer).verify(signature, _SIGNED_PREFIX + subject)
+        public_key_of(peer).verify(_signature(extension.value), _SIGNED_PREFIX + subject)
     except (x509.ExtensionNotFound, InvalidSignature) as fault:
-        raise _AnotherListens("its certificate is not of a libp2p peer") from fault
+        raise _AnotherListens("its certificate is not of this peer") from fault
 
 
-def _signed_key(encoded: bytes) -> tuple[bytes, bytes]:
-    """SEQUENCE {key OCTET STRING, signature OCTET STRING}, both of the only sizes that an Ed25519 key has."""
+def _signature(extension: bytes) -> bytes:
+    """Of SEQUENCE {key OCTET STRING, signature OCTET STRING}, both of the only sizes that they have with Ed25519. Which
+    key it says does not matter: the signature is checked with the peer's own."""
     head = bytes([0x30, 2 + _KEY_BYTES + 2 + _SIGNATURE_BYTES, 0x04, _KEY_BYTES])
-    key, middle, signature = encoded[4:][:_KEY_BYTES], encoded[4 + _KEY_BYTES :][:2], encoded[6 + _KEY_BYTES :]
-    if encoded[:4] != head or middle != bytes([0x04, _SIGNATURE_BYTES]) or len(signature) != _SIGNATURE_BYTES:
+    middle, signature = extension[4 + _KEY_BYTES :][:2], extension[6 + _KEY_BYTES :]
+    if extension[:4] != head or middle != bytes([0x04, _SIGNATURE_BYTES]) or len(signature) != _SIGNATURE_BYTES:
         raise _AnotherListens("its peer key is of another kind")
-    return key, signature
+    return signature
