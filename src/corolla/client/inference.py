@@ -18,6 +18,12 @@ from corolla.wire.messages import HopTiming, Want
 from corolla.wire.tensors import WireTensor
 
 
+CHUNKS_PER_HOP = 4
+LEAST_CHUNK_TOKENS = 128
+"""Measured over 3 hops, 50 ms and 100 Mbit/s with 512 tokens: one chunk 2.1 s, of 256 1.44 s, of 128 1.14 s, of 64
+1.1 s; smaller ones cost the servers more than the pipeline gains."""
+
+
 class InferenceSession:
     """Tokens held on servers, to which several `generate` calls may add.
 
@@ -126,8 +132,15 @@ class InferenceSession:
     def _chunk_tokens(self, session: Session, hidden: Tensor) -> int:
         """Positions per step: what every server takes, and what this client wants to send at once."""
         num_tokens = hidden.shape[-2]
+        if not session.prefill_in_chunks:
+            pipelined = num_tokens
+        elif len(session.route) > 1:  # so that every hop has a chunk to work on while the others have theirs
+            pipelined = max(LEAST_CHUNK_TOKENS, num_tokens // (CHUNKS_PER_HOP * len(session.route)))
+        else:
+            pipelined = num_tokens
         position_bytes = hidden.numel() // num_tokens * hidden.element_size()
         most = min(
+            pipelined,
             session.max_chunk_tokens // hidden.shape[-3],
             self._connection.config.max_chunk_tokens // hidden.shape[-3],
             session.max_chunk_bytes // position_bytes,

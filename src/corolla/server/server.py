@@ -16,6 +16,7 @@ from corolla.ids import PeerId
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.fingerprint import fingerprint
 from corolla.models.source import open_model_source
+from corolla.models.transfer import Transfer
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.transport import open_transport
 from corolla.net.streams import Transport
@@ -31,6 +32,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 30.0
+TELL_AFTER_S = 2.0
+TELL_EVERY_S = 5.0
+
+
+class TellTransfer:
+    """Says how a download goes, when it takes long enough for somebody to wonder."""
+
+    def __init__(self) -> None:
+        self._told_at = 0.0
+
+    def __call__(self, transfer: Transfer) -> None:
+        now = time.monotonic()
+        if transfer.seconds > TELL_AFTER_S and now - self._told_at > TELL_EVERY_S:
+            self._told_at = now
+            log.info("%s", transfer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +69,11 @@ async def run_server(
 ) -> None:
     """Host a span until `stop` is set. Raises BadInput, NoPeers, or SwarmError when the network is lost."""
     check_device(config.device)
-    checkpoint = await asyncio.to_thread(open_model_source, config.model, config.source, say=log.info)
+    checkpoint = await asyncio.to_thread(
+        open_model_source, config.model, config.source, say=log.info, progress=TellTransfer()
+    )
     start, end = _span_of(config, checkpoint)
-    which = fingerprint(checkpoint)
+    which = await asyncio.to_thread(fingerprint, checkpoint)  # of a hub's model, it reads some of its bytes
     loading = asyncio.create_task(asyncio.to_thread(_load, config, checkpoint, start, end))
     try:
         async with open_transport(network) as transport:
