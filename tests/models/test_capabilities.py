@@ -7,16 +7,18 @@ import torch
 
 from corolla.errors import BadInput
 from corolla.models.capabilities import find_capabilities
+from corolla.models.dataflow import Dataflow, plain_chain
 from corolla.models.family import Structure
 
 STRUCTURE = Structure(
     family="made-up",
-    needs_token_ids=False,
     takes_position_ids=True,
     cache_argument="past_key_values",
     embedding_size=4,
     stream_shape=("batch", "tokens", 4),
 )
+
+DATAFLOW = plain_chain(4)
 
 
 class RunningSum:
@@ -45,13 +47,14 @@ class MadeUpSpan:
     forgets_between_chunks: bool = False
     output_scale: float = 1.0
     structure: Structure = STRUCTURE
+    dataflow: Dataflow = DATAFLOW
     dtype: torch.dtype = torch.float32
 
     def new_cache(self, rows):
         assert rows == 1
         return RunningSum(trims=self.trims)
 
-    def forward(self, hidden, cache):
+    def forward(self, hidden, cache, *, token_ids=None):
         memory = [] if self.forgets_between_chunks else list(cache.seen)
         new = list(hidden.unbind(1))
         cache.seen.extend(new)

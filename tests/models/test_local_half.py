@@ -44,7 +44,7 @@ def test_prompt_lookup_drafts_are_trimmed_away_exactly(tiny, whole):
             trims.append(self.num_tokens - num_tokens)
             super().trim(num_tokens)
 
-    cache = Recorded(half.config, half.spans)
+    cache = Recorded(half.config, half.parts)
     drafted = half.generate(ids, prompt_lookup_num_tokens=3, past_key_values=cache, **options)
     assert torch.equal(drafted, whole(tiny("llama")).generate(ids, **options))
     assert sum(trims) > 0, "no draft was rejected, so nothing was tried"
@@ -81,7 +81,7 @@ def test_generate_asks_for_the_last_position_only_and_sends_no_needless_fields(r
     for call, _ in Recorder.calls:
         assert call.last_only
         assert call.keeps_cache
-        assert (call.position_ids, call.left_padding, call.token_ids) == (None, None, None)
+        assert (call.position_ids, call.left_padding) == (None, None)
 
 
 def test_left_padding_reaches_the_blocks_as_counts_and_positions(recorder):

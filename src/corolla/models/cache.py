@@ -6,7 +6,7 @@ answer from one shared counter. A plain attention layer is replaced by `GrowingL
 buffers: `torch.cat` costs 44 µs a block and token at 512 tokens, and grows; this costs 12.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import cache as memoize
 from typing import Final, cast
 
@@ -109,7 +109,8 @@ def _ghost_class(kind: type[object]) -> type[object]:
     def has_previous_state(self: "_Ghost") -> dict[int, bool]:
         return dict.fromkeys(range(self.number_of_states), self.position.num_tokens > 0)
 
-    members: dict[str, object] = {}
+    # With its parent's layer type, transformers would put the new class in the parent's place everywhere.
+    members: dict[str, object] = {"_layer_type": None}
     if issubclass(kind, CacheLayerMixin):
         members |= {"get_seq_length": get_seq_length, "get_mask_sizes": get_mask_sizes, "is_sliding": _is_sliding(kind)}
     if issubclass(kind, LinearAttentionCacheLayerMixin):
@@ -129,9 +130,9 @@ def _is_sliding(kind: type[object]) -> bool:
 
 
 class GhostedCache(DynamicCache):
-    """A cache of one layer for each block of the model, of which those in `hosted` are real and the others ghosts."""
+    """A cache as long as the whole model's, of which the layers in `hosted` are real and the others ghosts."""
 
-    def __init__(self, config: PreTrainedConfig, hosted: range) -> None:
+    def __init__(self, config: PreTrainedConfig, hosted: Container[int]) -> None:
         super().__init__(config=config)
         self.position = Position()
         for index, layer in enumerate(self.layers):
@@ -154,14 +155,17 @@ def _ghost(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, position: Po
 
 
 class SpanCache(GhostedCache):
-    """What one session holds on a server: the state of blocks `[start, end)` for `rows` sequences."""
+    """What one session holds on a server: the state of blocks `[start, end)` for `rows` sequences.
 
-    def __init__(self, config: PreTrainedConfig, start: int, end: int, rows: int) -> None:
-        super().__init__(config, range(start, end))
+    `hosted` are the layers that those blocks use: one each, for most families.
+    """
+
+    def __init__(self, config: PreTrainedConfig, start: int, end: int, rows: int, hosted: Sequence[int]) -> None:
+        super().__init__(config, hosted)
         self.start = start
         self.end = end
         self.rows = rows
-        self._hosted_layers = cast("list[CacheLayerMixin]", self.layers[start:end])
+        self._hosted_layers = cast("list[CacheLayerMixin]", [self.layers[index] for index in hosted])
         self._sliding_layers = [layer for layer in self._hosted_layers if isinstance(layer, DynamicSlidingWindowLayer)]
         for layer in self._sliding_layers:
             layer.activate_past_recording()

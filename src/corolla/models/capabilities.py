@@ -13,7 +13,8 @@ from torch import Tensor
 
 from corolla.errors import BadInput
 from corolla.models.cache import SpanCache
-from corolla.models.family import Axis, Structure
+from corolla.models.dataflow import Dataflow
+from corolla.models.family import Structure
 
 _NUM_TOKENS: Final = 8
 _CHUNKS: Final = ((0, 4), (4, 7), (7, 8))
@@ -27,7 +28,8 @@ class Capabilities:
     family: str
     needs_token_ids: bool
     takes_position_ids: bool
-    stream_shape: tuple[Axis | int, ...]
+    cuts: tuple[int, ...]
+    """Where a span of this model may begin or end, besides the model's own ends."""
     can_trim: bool
     """Going back some positions and on from there is exact; else a session that must go back needs a replay."""
     prefill_in_chunks: bool
@@ -44,9 +46,11 @@ class RunnableSpan(Protocol):
     @property
     def structure(self) -> Structure: ...
     @property
+    def dataflow(self) -> Dataflow: ...
+    @property
     def dtype(self) -> torch.dtype: ...
     def new_cache(self, rows: int) -> SpanCache: ...
-    def forward(self, hidden: Tensor, cache: SpanCache) -> Tensor: ...
+    def forward(self, hidden: Tensor, cache: SpanCache, *, token_ids: Tensor | None = None) -> Tensor: ...
 
 
 def find_capabilities(span: RunnableSpan) -> Capabilities:
@@ -59,17 +63,16 @@ def find_capabilities(span: RunnableSpan) -> Capabilities:
     for first, last in _CHUNKS:
         outputs.append(run(cache, first, last))
         sizes.append(cache.used_bytes)
-    axis = structure.token_axis
-    if not _is_close(outputs[0], at_once.narrow(axis, 0, _FIRST_END), axis):
+    if not _is_close(outputs[0], at_once[:, :_FIRST_END]):
         raise BadInput(f"{structure.family}: later positions change earlier ones, so it is not a decoder")
     per_token = (sizes[1] - sizes[0]) // (_CHUNKS[1][1] - _FIRST_END)
     return Capabilities(
         family=structure.family,
-        needs_token_ids=structure.needs_token_ids,
+        needs_token_ids=span.dataflow.needs_token_ids,
         takes_position_ids=structure.takes_position_ids,
-        stream_shape=structure.stream_shape,
+        cuts=span.dataflow.cuts,
         can_trim=_trims_exactly(run, cache, outputs),
-        prefill_in_chunks=_is_close(torch.cat(outputs, axis), at_once, axis),
+        prefill_in_chunks=_is_close(torch.cat(outputs, 1), at_once),
         cache_bytes_per_token=per_token,
         cache_bytes_per_row=max(0, sizes[0] - per_token * _FIRST_END),
     )
@@ -80,13 +83,12 @@ Run = Callable[[SpanCache, int, int], Tensor]
 
 def _runner(span: RunnableSpan) -> Run:
     """A function that puts positions `[first, last)` of one random row through the span."""
-    structure = span.structure
-    sizes = {"batch": 1, "tokens": _NUM_TOKENS}
-    shape = [size if isinstance(size, int) else sizes[size] for size in structure.stream_shape]
-    hidden = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(span.dtype)
+    chance = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, _NUM_TOKENS, span.structure.width, generator=chance).to(span.dtype)
+    token_ids = torch.arange(_NUM_TOKENS)[None]
 
     def run(cache: SpanCache, first: int, last: int) -> Tensor:
-        return span.forward(hidden.narrow(structure.token_axis, first, last - first), cache)
+        return span.forward(hidden[:, first:last], cache, token_ids=token_ids[:, first:last])
 
     return run
 
@@ -102,12 +104,12 @@ def _trims_exactly(run: Run, cache: SpanCache, outputs: list[Tensor]) -> bool:
     )
 
 
-def _is_close(output: Tensor, expected: Tensor, token_axis: int) -> bool:
+def _is_close(output: Tensor, expected: Tensor) -> bool:
     """Equal but for rounding, which grows with the dtype's step.
 
     A quarter of the positions may differ more: in 16 bits, rounding sends a near-tie to another expert.
     """
     scale = float(expected.abs().max())
-    error = (output - expected).float().abs().transpose(0, token_axis).flatten(1).amax(1)
+    error = (output - expected).float().abs().amax((0, 2))
     tolerance = scale * (1e-4 if output.dtype in (torch.float32, torch.float64) else 3e-2)
     return int((error > tolerance).sum()) * 4 <= len(error)

@@ -6,27 +6,41 @@ no memory. There is no list of families here.
 
 import copy
 import inspect
+import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 import torch
-from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from corolla.errors import BadInput
-from corolla.models.cache import GhostedCache
 from corolla.models.checkpoint import Checkpoint
-from corolla.models.skeleton import Exit, PassThrough, SpanDone, find_blocks, text_config
+from corolla.models.dataflow import Dataflow, plain_chain, watch_blocks
+from corolla.models.dataless import Dataless
+from corolla.models.skeleton import CACHE_ARGUMENTS, BlockList, Exit, PassThrough, SpanDone, find_blocks, text_config
+
+log = logging.getLogger(__name__)
 
 Axis = Literal["batch", "tokens"]
 
-_SIDE_INPUTS: Final = ("input_ids", "per_layer_input", "original_hidden_states")
-"""Parameters of a block's forward that are made from token ids, besides the hidden state."""
+_ORDINARY_INPUTS: Final = frozenset(
+    {
+        *("self", "args", "kwargs", "hidden_states", "x", "attention_mask", "position_ids", "position_embeddings"),
+        *("past_key_values", "layer_past", "cache_params", "use_cache", "output_attentions", "output_router_logits"),
+        *("alibi", "position_bias", "causal_mask", "cache_position", "cos", "sin", "rope_emb", "layer_idx"),
+    }
+)
+"""What blocks take that is the hidden state, or made of positions and masks alone."""
+
+_CODE_FAILS: Final = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, LookupError)
+"""What a family's forward may raise when its tensors have no values."""
 
 _PROBE_BATCH, _PROBE_LENGTH = 13, 17
 """Sizes no family has as another dimension, so that each axis of the stream is known by its length."""
@@ -37,7 +51,6 @@ class Structure:
     """What a family's forward takes, and what flows between its blocks."""
 
     family: str
-    needs_token_ids: bool
     takes_position_ids: bool
     cache_argument: str
     embedding_size: int
@@ -45,12 +58,28 @@ class Structure:
     """Shape of the hidden state between blocks: `("batch", "tokens", hidden_size)` for most families."""
 
     @property
-    def batch_axis(self) -> int:
-        return self.stream_shape.index("batch")
+    def width(self) -> int:
+        """Numbers for each position of each row that travel between blocks: `hidden_size` for most families."""
+        return math.prod(size for size in self.stream_shape if isinstance(size, int))
+
+    def flatten(self, stream: Tensor) -> Tensor:
+        """The hidden state as it travels: [batch, tokens, width]."""
+        if self._is_flat:
+            return stream
+        axes = self.stream_shape.index("batch"), self.stream_shape.index("tokens")
+        return stream.movedim(axes, (0, 1)).flatten(2)
+
+    def unflatten(self, hidden: Tensor) -> Tensor:
+        """The hidden state as blocks take it."""
+        if self._is_flat:
+            return hidden
+        axes = self.stream_shape.index("batch"), self.stream_shape.index("tokens")
+        sizes = [size for size in self.stream_shape if isinstance(size, int)]
+        return hidden.unflatten(2, sizes).movedim((0, 1), axes).contiguous()
 
     @property
-    def token_axis(self) -> int:
-        return self.stream_shape.index("tokens")
+    def _is_flat(self) -> bool:
+        return self.stream_shape[:2] == ("batch", "tokens") and len(self.stream_shape) == 3
 
 
 def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
@@ -86,28 +115,46 @@ def inspect_family(outline: PreTrainedModel) -> Structure:
     family = str(outline.config.model_type)
     if not _has_ordinary_cache(outline):
         raise BadInput(f"{family}: keeps its state in a way of its own, which corolla does not know")
-    parameters = inspect.signature(type(place.owner).forward).parameters
-    if "inputs_embeds" not in parameters:
-        raise BadInput(f"{family}: the loop over its blocks takes no embeddings, so it cannot be cut")
-    if _needs_token_ids(place.owner, place.blocks[0]):
-        raise BadInput(f"{family}: its blocks need token ids beside the hidden state, which corolla does not send yet")
-    if getattr(text_config(outline.config), "num_kv_shared_layers", 0):
-        raise BadInput(f"{family}: some of its blocks use the cache of others, so it cannot be cut")
-    embedding_size = _embedding_size(outline)
+    parameters = inspect.signature(type(place.runner).forward).parameters
     return Structure(
         family=family,
-        needs_token_ids=False,
         takes_position_ids="position_ids" in parameters,
-        cache_argument=_cache_argument(place.owner),
-        embedding_size=embedding_size,
-        stream_shape=_stream_shape(outline, embedding_size),
+        cache_argument=next(name for name in CACHE_ARGUMENTS if name in parameters),
+        embedding_size=_embedding_size(outline),
+        stream_shape=_stream_shape(outline, place),
     )
 
 
-def _needs_token_ids(owner: nn.Module, block: nn.Module) -> bool:
-    of_block = inspect.signature(type(block).forward).parameters
-    of_owner = inspect.signature(type(owner).forward).parameters
-    return any(name in of_block for name in _SIDE_INPUTS) or "per_layer_inputs" in of_owner
+def watch_family(outline: PreTrainedModel, structure: Structure) -> Dataflow:
+    """What flows between the family's blocks besides the hidden state. `outline` is left as it was.
+
+    Raises BadInput when the family cannot be cut at all.
+    """
+    cache = DynamicCache(config=text_config(outline.config))
+    place = find_blocks(outline)
+
+    def run(token_ids: Tensor) -> None:
+        place.runner(input_ids=token_ids, use_cache=True, **{structure.cache_argument: cache})
+
+    try:
+        with quiet():
+            return watch_blocks(outline, place, run, cache)
+    except BadInput as failure:
+        raise BadInput(f"{structure.family}: {failure}") from None
+    except _CODE_FAILS as failure:
+        return _trusted(structure, place, failure)
+
+
+def _trusted(structure: Structure, place: BlockList, failure: Exception) -> Dataflow:
+    """For code that cannot be watched: a plain chain, if the blocks take nothing out of the ordinary."""
+    taken = {name for block in place.blocks for name in inspect.signature(type(block).forward).parameters}
+    if strange := sorted(taken - _ORDINARY_INPUTS):
+        raise BadInput(
+            f"{structure.family}: its code cannot be watched ({type(failure).__name__}: {failure}), and its blocks "
+            f"take {', '.join(strange)}: whether it can be cut is not known (docs/families.md says what to do)"
+        ) from failure
+    log.warning("a family's code cannot be watched; taken as a plain chain", extra={"family": structure.family})
+    return plain_chain(len(place.blocks))
 
 
 def _has_ordinary_cache(outline: PreTrainedModel) -> bool:
@@ -116,33 +163,20 @@ def _has_ordinary_cache(outline: PreTrainedModel) -> bool:
     return says is None or says()
 
 
-def _cache_argument(owner: nn.Module) -> str:
-    """Under which name the family's forward takes its cache."""
-    parameters = inspect.signature(type(owner).forward).parameters
-    for name in ("past_key_values", "cache_params"):
-        if name in parameters:
-            return name
-    raise BadInput(f"{type(owner).__name__}: keeps its state in a way of its own, which corolla does not know")
-
-
 def _embedding_size(outline: PreTrainedModel) -> int:
     weight = outline.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     return int(weight.shape[-1])
 
 
-def _stream_shape(outline: PreTrainedModel, embedding_size: int) -> tuple[Axis | int, ...]:
+def _stream_shape(outline: PreTrainedModel, place: BlockList) -> tuple[Axis | int, ...]:
     """Run the outline up to block 0 and look at what comes."""
-    place = find_blocks(outline)
-    empty = GhostedCache(text_config(outline.config), range(0))
-    embeddings = torch.zeros(_PROBE_BATCH, _PROBE_LENGTH, embedding_size, dtype=outline.dtype, device="meta")
     first = place.blocks[0]
     place.blocks[0] = Exit(PassThrough(first, None))
+    token_ids = torch.zeros(_PROBE_BATCH, _PROBE_LENGTH, dtype=torch.int64, device="meta")
     try:
-        place.owner(inputs_embeds=embeddings, use_cache=True, **{_cache_argument(place.owner): empty})
-    except RuntimeError:
-        # Code that looks at values cannot run without data; the self-test will show whether this is wrong.
-        return "batch", "tokens", text_config(outline.config).hidden_size
+        with torch.no_grad(), quiet(), Dataless():
+            place.runner(input_ids=token_ids, use_cache=False)
     except SpanDone as done:
         axes: dict[int, Axis] = {_PROBE_BATCH: "batch", _PROBE_LENGTH: "tokens"}
         return tuple(axes.get(size, size) for size in done.hidden.shape)

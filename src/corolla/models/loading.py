@@ -18,9 +18,10 @@ from transformers.quantizers.base import HfQuantizer
 
 from corolla.errors import BadInput
 from corolla.models.checkpoint import Checkpoint
-from corolla.models.family import causal_class, inspect_family, outline_of, quiet, read_config
+from corolla.models.dataflow import Dataflow
+from corolla.models.family import causal_class, inspect_family, outline_of, quiet, read_config, watch_family
 from corolla.models.prequantized import quantizer_of
-from corolla.models.skeleton import prune
+from corolla.models.skeleton import prune, stand_ins_for_pruned
 from corolla.models.span import Span
 from corolla.models.stored import STORED_DTYPES, StoredTensor
 
@@ -44,9 +45,12 @@ def load_span(
     family = causal_class(checkpoint, config)
     outline = outline_of(family, config)
     structure = inspect_family(outline)
-    prune(outline, start, end, keep_ends=False)
-    kind = pruned_class(family, start, end, keep_ends=False)
-    span = Span(load_pruned(checkpoint, kind, outline, dtype=dtype, device=device), start, end, structure)
+    dataflow = watch_family(outline, structure)
+    check_cuts(checkpoint, dataflow, start, end)
+    prune(outline, start, end, keep_ends=False, needed=dataflow.side_parameters)
+    kind = pruned_class(family, start, end, keep_ends=False, needed=dataflow.side_parameters)
+    model = load_pruned(checkpoint, kind, outline, dtype=dtype, device=device)
+    span = Span(model, start, end, structure, dataflow)
     span.capabilities = span.self_test()
     return span
 
@@ -61,12 +65,26 @@ def check_span(checkpoint: Checkpoint, start: int, end: int) -> None:
         )
 
 
+def check_cuts(checkpoint: Checkpoint, dataflow: Dataflow, start: int, end: int) -> None:
+    """Raises BadInput, with the possible cuts, when blocks outside `[start, end)` share more with it than a stream."""
+    for cut in (start, end):
+        linked = [link for link in sorted(dataflow.links) if link[0] < cut <= link[1]]
+        if linked:
+            first, last = linked[0]
+            cuts = ", ".join(str(cut) for cut in dataflow.cuts) or "nowhere, only whole"
+            raise BadInput(
+                f"{checkpoint.name} cannot be cut at {cut}: block {last} uses what block {first} keeps; "
+                f"it can be cut at: {cuts}"
+            )
+
+
 def pruned_class(
     family: type[PreTrainedModel],
     start: int,
     end: int,
     *,
     keep_ends: bool,
+    needed: frozenset[str] = frozenset(),
     bases: tuple[type, ...] = (),
     members: Mapping[str, object] = _NOTHING,
 ) -> type[PreTrainedModel]:
@@ -77,18 +95,15 @@ def pruned_class(
 
     def build(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:
         family.__init__(self, config, *args, **kwargs)
-        prune(self, start, end, keep_ends=keep_ends)
+        prune(self, start, end, keep_ends=keep_ends, needed=needed)
 
-    own: dict[str, object] = {"__init__": build, "__module__": family.__module__, **members}
-    if not keep_ends:
-        own["tie_weights"] = _tie_nothing
+    def tie(self: PreTrainedModel, missing_keys: set[str] | None = None, recompute_mapping: bool = True) -> None:
+        family.tie_weights(self, missing_keys, recompute_mapping=False)  # from anew it would name what was pruned
+
+    own: dict[str, object] = {"__init__": build, "tie_weights": tie, "__module__": family.__module__, **members}
     return cast(
         "type[PreTrainedModel]", new_class(family.__name__, (*bases, family), {}, lambda body: body.update(own))
     )
-
-
-def _tie_nothing(_self: PreTrainedModel, *_args: object, **_kwargs: object) -> None:
-    """A server holds neither embeddings nor head."""
 
 
 def load_pruned(
@@ -105,10 +120,13 @@ def load_pruned(
     `is_mapped`: leave the weights on the disk until they are touched. Raises BadInput when a tensor is missing or has
     another shape than the config says, or what getting them from a hub raised.
     """
-    needed = needed_tensors(checkpoint, outline, quantizer_of(checkpoint, outline, device))
+    sources = needed_tensors(checkpoint, outline, quantizer_of(checkpoint, outline, device))
+    needed = list(dict.fromkeys(sources.values()))
     options: dict[str, Any] = {
         "config": copy.deepcopy(outline.config),
-        "state_dict": {name: StoredTensor(checkpoint.tensors[name], is_mapped=is_mapped) for name in needed},
+        "state_dict": {
+            name: StoredTensor(checkpoint.tensors[stored], is_mapped=is_mapped) for name, stored in sources.items()
+        },
         "dtype": dtype or checkpoint_dtype(checkpoint, outline.config),
         "output_loading_info": True,
     }
@@ -127,23 +145,30 @@ def load_pruned(
 
 def needed_tensors(
     checkpoint: Checkpoint, outline: PreTrainedModel, quantizer: HfQuantizer | None = None
-) -> list[str]:
-    """The checkpoint's tensors that end up, renamed or fused, in `outline`. Raises BadInput on a wrong shape."""
+) -> dict[str, str]:
+    """The checkpoint's tensors that end up, renamed or fused, in `outline`, and under which name to give each.
+
+    As a rule its own; a tensor that several blocks share is stored under the name of the first, which may be pruned.
+    Raises BadInput on a wrong shape.
+    """
     wanted = outline.state_dict()
     transforms = get_model_conversion_mapping(outline, None, quantizer)
     renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
-    needed: list[str] = []
+    heirs = stand_ins_for_pruned(outline)
+    needed: dict[str, str] = {}
     for name, info in checkpoint.tensors.items():
         target, converted_by = rename_source_key(name, renamings, converters, outline.base_model_prefix, wanted)
         if target not in wanted and name in wanted:  # as the loader does: a rule was too eager
             target, converted_by = rename_source_key(name, [], [], outline.base_model_prefix, wanted)
         if target not in wanted:
+            if target in heirs:
+                needed[heirs[target]] = name
             continue
         if converted_by is None and tuple(wanted[target].shape) != info.shape:
             expected = list(wanted[target].shape)
             raise BadInput(f"{info.file}: {name!r} is {list(info.shape)}, by config.json it should be {expected}")
-        needed.append(name)
+        needed[name] = name
     return needed
 
 

@@ -21,7 +21,7 @@ from corolla.models.cache import GhostedCache
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.family import Structure, causal_class, inspect_family, outline_of, read_config
 from corolla.models.loading import load_pruned, pruned_class
-from corolla.models.skeleton import PassThrough, SkeletonBlocks, find_blocks, hidden_argument, prune, text_config
+from corolla.models.skeleton import Given, PassThrough, SkeletonBlocks, find_blocks, hidden_argument, prune, text_config
 
 
 class LocalCache(GhostedCache):
@@ -83,7 +83,7 @@ class BlocksCall:
     """What the blocks are asked for in one forward of the local half."""
 
     hidden: Tensor
-    """What arrives at block 0; [batch, new_tokens, hidden_size] for most families."""
+    """What arrives at block 0, [batch, new_tokens, width]."""
     cache: LocalCache
     """What came before. Advanced by the local half when `run_blocks` returns."""
     position_ids: Tensor | None
@@ -91,7 +91,8 @@ class BlocksCall:
     left_padding: list[int] | None
     """Padding positions at the left of each row; None: no row has any."""
     token_ids: Tensor | None
-    """int64 [batch, new_tokens], only when the family's blocks need them: they say what the user wrote."""
+    """int64 [batch, new_tokens], unless the caller gave embeddings. They say what the user wrote: send them only to
+    servers whose family's blocks need them."""
     last_only: bool
     """Only the last position's hidden state is used: `run_blocks` may return no others."""
     keeps_cache: bool
@@ -107,7 +108,7 @@ class LocalHalf:
     structure: ClassVar[Structure]
 
     def run_blocks(self, call: BlocksCall) -> Tensor:
-        """The hidden state after the last block, for every position of `call` or for the last one."""
+        """The hidden state after the last block, for every position of `call` or for the last one; shaped as it."""
         raise NotImplementedError
 
     def new_local_cache(self) -> LocalCache:
@@ -150,7 +151,11 @@ def load_local_half(
 def _put_swarm_in_place(model: PreTrainedModel) -> None:
     place = find_blocks(model)
     blocks = list(place.blocks)
-    blocks[0] = SwarmBlock.in_place_of(cast("PassThrough", blocks[0]))
+    last = cast("PassThrough", blocks[-1])
+    result = Given(last.donor, last.num_outputs)
+    # Block 0 comes last here: of a model with one block it is first and last at once.
+    blocks[-1] = result
+    blocks[0] = SwarmBlock(cast("PassThrough", blocks[0] if len(blocks) > 1 else last), result)
     place.replace(SkeletonBlocks(blocks))
 
 
@@ -166,9 +171,11 @@ class _Request:
     last_only: bool
     keeps_cache: bool
 
-    def run(self, hidden: Tensor) -> Tensor:
+    def run(self, stream: Tensor) -> Tensor:
+        """What the last block gives for what arrives at the first."""
         structure = self.half.structure
-        num_rows, num_new = hidden.shape[structure.batch_axis], hidden.shape[structure.token_axis]
+        hidden = structure.flatten(stream)
+        num_rows, num_new, _ = hidden.shape
         if self.cache.rows not in (0, num_rows):
             raise BadInput(f"the cache holds {self.cache.rows} sequences, this input has {num_rows}")
         self.cache.rows = num_rows
@@ -185,7 +192,7 @@ class _Request:
         )
         self.cache.advance(num_new)
         # Some families' forwards insist on the length they began with; the head uses the last position only.
-        return output.expand(hidden.shape) if self.last_only else output
+        return structure.unflatten(output.expand(hidden.shape) if self.last_only else output)
 
 
 _request: ContextVar[_Request | None] = ContextVar("request", default=None)
@@ -193,17 +200,24 @@ _request: ContextVar[_Request | None] = ContextVar("request", default=None)
 
 
 class SwarmBlock(PassThrough):
-    """Stands for block 0: everything between the embeddings and the norm happens in here."""
+    """Stands for block 0: everything between the embeddings and the norm happens in here.
 
-    @classmethod
-    def in_place_of(cls, block: PassThrough) -> "SwarmBlock":
-        return cls(block.donor, block.num_outputs)
+    What comes out of the swarm is `result`'s to give, in the place of the last block: what the family's loop does
+    between two blocks was done by the servers.
+    """
+
+    def __init__(self, block: PassThrough, result: Given) -> None:
+        super().__init__(block.donor, block.num_outputs)
+        self.__dict__["_result"] = result
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         request = _request.get()
         if request is None:
             raise BadInput("this model's blocks are elsewhere: call the model itself, not a part of it")
-        return super().__call__(request.run(cast("Tensor", args[0] if args else hidden_argument(kwargs))))
+        stream = cast("Tensor", args[0] if args else hidden_argument(kwargs))
+        result = cast("Given", self.__dict__["_result"])
+        result.hidden = request.run(stream)
+        return super().__call__(*args, **kwargs)
 
 
 def _forward_through_swarm(family: type[PreTrainedModel], structure: Structure) -> Callable[..., object]:
@@ -239,7 +253,7 @@ def _open_request(half: LocalHalf, structure: Structure, arguments: dict[str, ob
         cache=half.new_local_cache() if cache is None else cache,
         attention_mask=cast("Tensor | None", arguments.get("attention_mask")),
         position_ids=cast("Tensor | None", arguments.get("position_ids")),
-        token_ids=cast("Tensor | None", arguments.get("input_ids")) if structure.needs_token_ids else None,
+        token_ids=cast("Tensor | None", arguments.get("input_ids")),
         last_only=arguments.get("logits_to_keep") == 1 and arguments.get("labels") is None,
         keeps_cache=cache is not None or arguments.get("use_cache") is not False,
     )

@@ -2,19 +2,21 @@
 
 A transformers decoder computes positions, masks and rotary tables, then loops over its block list. Here that
 forward runs unchanged, with a full-length block list in which blocks that are not hosted pass their input on. So one
-code serves every family: the hidden state is put in at the first hosted block (`Entry`) and the forward is left after
-the last (`Exit`); the client's half puts the swarm in the place of block 0 (`local_half.py`). Measured on 105 families
-against calling the blocks directly and against a sliced config: only this one is right, bitwise, for all.
+code serves every family: the hidden state is put in where the block before the first hosted one would give it
+(`Given`; before block 0: `Entry`), so that whatever the loop does between two blocks is done, and the forward is left
+after the last (`Exit`); the client's half puts the swarm in the place of the blocks (`local_half.py`). Measured on 105
+families against calling the blocks directly and against a sliced config: only this one is right, bitwise, for all.
 
 `prune` works on a model whose weights are not loaded yet (meta device); `SkeletonBlocks` is installed after loading.
 """
 
 import ast
+import functools
 import inspect
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +24,22 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from corolla.errors import BadInput
 
+CACHE_ARGUMENTS: Final = ("past_key_values", "cache_params")
+"""Under which names forwards take their cache."""
+
+_STAND_INS: Final = "_corolla_stand_ins"
+_OTHER_COUNTS: Final = ("num_layers", "n_layer", "n_layers", "decoder_layers")
+
 
 @dataclass(frozen=True, slots=True)
 class BlockList:
-    """Where a family keeps its blocks: `owner.attribute`; `owner`'s forward is the loop over them."""
+    """Where a family keeps its blocks: `owner.attribute`."""
 
     owner: nn.Module
     attribute: str
     blocks: nn.ModuleList
+    runner: nn.Module
+    """Whose forward takes embeddings and a cache and runs the blocks: `owner`, or what stands around it."""
 
     def replace(self, blocks: nn.ModuleList) -> None:
         setattr(self.owner, self.attribute, blocks)
@@ -40,29 +50,56 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return config.get_text_config(decoder=True)
 
 
-def block_count(config: PreTrainedConfig) -> int:
-    return int(text_config(config).num_hidden_layers)
+def block_counts(config: PreTrainedConfig) -> list[int]:
+    """How long the block list may be, likeliest first: some families count two cache layers for each block."""
+    config = text_config(config)
+    counts = [getattr(config, name, None) for name in ("num_hidden_layers", *_OTHER_COUNTS)]
+    return list(dict.fromkeys(count for count in counts if isinstance(count, int)))
 
 
 def find_blocks(model: PreTrainedModel) -> BlockList:
-    """The model's block list: the outermost list of as many modules as the config has blocks, the largest of equals.
+    """The decoder's block list: the outermost list of as many modules as the config has blocks, the largest of equals.
 
-    Raises BadInput when there is none.
+    Raises BadInput when there is none, or nothing around it that could be run over embeddings.
     """
-    num_blocks = block_count(model.config)
-    best: tuple[tuple[int, int], BlockList] | None = None
-    for path, module in model.named_modules():
+    decoder = cast("nn.Module", model.get_decoder())
+    for root in (decoder, model):  # a model that also sees has as long a list elsewhere, perhaps
+        for num_blocks in block_counts(model.config):
+            found = _list_of(root, num_blocks)
+            if found is not None:
+                return _with_runner(model, *found)
+    raise BadInput(
+        f"{model.config.model_type}: its {block_counts(model.config)[0]} blocks are not one plain list, "
+        "so it cannot be cut"
+    )
+
+
+def _list_of(root: nn.Module, num_blocks: int) -> tuple[nn.Module, str] | None:
+    """Whose attribute of which name is a list of `num_blocks` modules."""
+    best: tuple[tuple[int, int], nn.Module, str] | None = None
+    for path, module in root.named_modules():
         for name, child in module.named_children():
             if not isinstance(child, nn.ModuleList) or len(child) != num_blocks:
                 continue
             order = (path.count("."), -sum(parameter.numel() for parameter in child.parameters()))
             if best is None or order < best[0]:
-                best = (order, BlockList(module, name, child))
-    if best is None:
-        raise BadInput(
-            f"{model.config.model_type}: its {num_blocks} blocks are not one plain list, so it cannot be cut"
-        )
-    return best[1]
+                best = (order, module, name)
+    return None if best is None else best[1:]
+
+
+def _with_runner(model: PreTrainedModel, owner: nn.Module, attribute: str) -> BlockList:
+    blocks = cast("nn.ModuleList", getattr(owner, attribute))
+    path = next(path for path, module in model.named_modules() if module is owner)
+    parts = path.split(".") if path else []
+    for length in range(len(parts), -1, -1):  # innermost first
+        module = model.get_submodule(".".join(parts[:length]))
+        parameters = inspect.signature(type(module).forward).parameters
+        if "inputs_embeds" in parameters and any(name in parameters for name in CACHE_ARGUMENTS):
+            return BlockList(owner, attribute, blocks, module)
+    raise BadInput(
+        f"{model.config.model_type}: nothing runs its blocks over embeddings with a cache given from outside, "
+        "so it cannot be cut"
+    )
 
 
 class _StandIn(nn.Module):
@@ -94,20 +131,34 @@ class PassThrough(_StandIn):
         return hidden if self.num_outputs is None else (hidden,) + (None,) * (self.num_outputs - 1)
 
 
+class Given(_StandIn):
+    """Stands for the block before the first hosted one: gives `hidden`, as that block did elsewhere."""
+
+    hidden: Tensor | None = None
+
+    def __init__(self, donor: nn.Module, num_outputs: int | None) -> None:
+        super().__init__(donor)
+        self.num_outputs = num_outputs
+
+    def __call__(self, *_args: object, **_kwargs: object) -> object:
+        return self.hidden if self.num_outputs is None else (self.hidden,) + (None,) * (self.num_outputs - 1)
+
+
 class StubEmbedding(_StandIn):
     """Stands for an embedding table that a server does not hold. What it gives is replaced at the first block."""
 
     def __call__(self, *args: object, **kwargs: object) -> Tensor:
-        device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        # One position of one row: broadcasts with any batch and length.
-        return torch.zeros(1, 1, self.embedding_dim, dtype=self.weight.dtype, device=device)
+        indices = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        size = self.embedding_dim
+        return torch.zeros(*indices.shape, size, dtype=self.weight.dtype, device=indices.device)
 
 
 class StubModule(_StandIn):
-    """Stands for a norm, projection or head that a server does not hold."""
+    """Stands for a norm, projection or head that a server does not hold: gives its first numbers back."""
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        return args[0] if args else next(iter(kwargs.values()))
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        return next(tensor for tensor in tensors if tensor.is_floating_point())
 
 
 class SpanDone(BaseException):
@@ -131,14 +182,14 @@ class _Around(nn.Module):
 
 
 class Entry(_Around):
-    """The first hosted block: computes on `incoming` instead of what the forward brings."""
+    """Block 0: computes on `hidden`, which the client sent, instead of what the forward brings."""
 
-    incoming: Tensor | None = None
+    hidden: Tensor | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         if args:
-            return self.block(self.incoming, *args[1:], **kwargs)
-        return self.block(**{**kwargs, hidden_name(kwargs): self.incoming})
+            return self.block(self.hidden, *args[1:], **kwargs)
+        return self.block(**{**kwargs, hidden_name(kwargs): self.hidden})
 
 
 class Exit(_Around):
@@ -172,44 +223,84 @@ def hidden_argument(kwargs: dict[str, object]) -> object:
     return kwargs[hidden_name(kwargs)]
 
 
-def prune(model: PreTrainedModel, start: int, end: int, *, keep_ends: bool) -> None:
-    """Take out every block outside `[start, end)`, and unless `keep_ends` what stands before and after the blocks."""
+def prune(
+    model: PreTrainedModel, start: int, end: int, *, keep_ends: bool, needed: frozenset[str] = frozenset()
+) -> None:
+    """Take out every block outside `[start, end)`, and unless `keep_ends` what stands before and after the blocks.
+
+    `needed` names the parameters out there that blocks use, which stay.
+    """
     place = find_blocks(model)
-    num_outputs = count_outputs(place.blocks[0])
     kept = [
-        block if start <= index < end else PassThrough(block, num_outputs) for index, block in enumerate(place.blocks)
+        block if start <= index < end else PassThrough(block, count_outputs(block))
+        for index, block in enumerate(place.blocks)
     ]
     place.replace(nn.ModuleList(kept))
     if not keep_ends:
-        _stub_outside(model, cast("nn.ModuleList", getattr(place.owner, place.attribute)))
-        model.all_tied_weights_keys = {}
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        used = {identity for identity, name in names.items() if name in needed}
+        _stub_outside(model, cast("nn.ModuleList", getattr(place.owner, place.attribute)), used)
+    _keep_ties(model)
 
 
-def _stub_outside(module: nn.Module, blocks: nn.ModuleList) -> None:
-    """Replace the largest parts that have weights and neither contain the blocks nor are they."""
+def _keep_ties(model: PreTrainedModel) -> None:
+    """Leave the ties among tensors that are left; where the one they are tied to was pruned, the first stands in."""
+    present = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    stand_ins: dict[str, str] = {}
+    ties: dict[str, str] = {}
+    for tensor, source in model.all_tied_weights_keys.items():
+        if tensor in present:
+            kept = source if source in present else stand_ins.setdefault(source, tensor)
+            if kept != tensor:
+                ties[tensor] = kept
+    model.all_tied_weights_keys = ties
+    model.__dict__[_STAND_INS] = stand_ins
+
+
+def stand_ins_for_pruned(model: PreTrainedModel) -> dict[str, str]:
+    """Of a pruned model: tensors that were pruned and are stored for others that are tied to them, and the first."""
+    return cast("dict[str, str]", model.__dict__[_STAND_INS])
+
+
+def _stub_outside(module: nn.Module, blocks: nn.ModuleList, used: set[int]) -> None:
+    """Replace the largest parts that have weights, none of them used, and neither contain the blocks nor are they."""
     for name, child in list(module.named_children()):
-        if child is blocks:
+        parameters = {id(parameter) for parameter in child.parameters()}
+        if child is blocks or not parameters:
             continue
-        if any(part is blocks for part in child.modules()):
-            _stub_outside(child, blocks)
-        elif any(True for _ in child.parameters()):
+        is_container = isinstance(child, nn.ModuleList | nn.ModuleDict)  # the family's forward goes through its items
+        if is_container or any(part is blocks for part in child.modules()) or not parameters.isdisjoint(used):
+            _stub_outside(child, blocks, used)
+        else:
             setattr(module, name, StubEmbedding(child) if isinstance(child, nn.Embedding) else StubModule(child))
 
 
 def count_outputs(block: nn.Module) -> int | None:
     """How many values the block returns as a tuple; None: a bare tensor. Read from the source of its forward."""
-    function = inspect.unwrap(type(block).forward)
+    return _outputs_of(type(block))
+
+
+@functools.cache
+def _outputs_of(kind: type[nn.Module]) -> int | None:
+    function = inspect.unwrap(kind.forward)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)][-1]
     if isinstance(returned, ast.Name):  # `return outputs`, after `outputs = (hidden, weights)`
-        returned = _assigned_tuple(tree, returned.id)
-    return len(returned.elts) if isinstance(returned, ast.Tuple) else None
+        lengths = [_tuple_length(value) for value in _values_given_to(returned.id, tree)]
+        return next((length for length in lengths if length), None)
+    return _tuple_length(returned) or None
 
 
-def _assigned_tuple(tree: ast.AST, name: str) -> ast.Tuple | None:
+def _values_given_to(name: str, tree: ast.AST) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            if name in names:
-                return node.value
-    return None
+        if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == name for to in node.targets):
+            yield node.value
+
+
+def _tuple_length(value: ast.expr | None) -> int:
+    """How many values a tuple surely has; 0 when it is none. `(hidden,) + others` has one."""
+    if isinstance(value, ast.Tuple):
+        return len(value.elts)
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+        return _tuple_length(value.left) + _tuple_length(value.right)
+    return 0

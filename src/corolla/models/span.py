@@ -8,7 +8,7 @@ a smaller one): its cache says which. One device thread; two forwards of one spa
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -16,10 +16,12 @@ from transformers import PreTrainedModel
 
 from corolla.models.cache import SpanCache
 from corolla.models.capabilities import Capabilities, find_capabilities
+from corolla.models.dataflow import Dataflow
 from corolla.models.family import Structure
 from corolla.models.skeleton import (
     Entry,
     Exit,
+    Given,
     PassThrough,
     SkeletonBlocks,
     SpanDone,
@@ -37,7 +39,8 @@ class _Section:
     """The model's block list as sessions over one part of the span run it."""
 
     blocks: SkeletonBlocks
-    entry: Entry
+    door: Entry | Given
+    """Where the hidden state is put in."""
 
 
 class Span:
@@ -46,10 +49,11 @@ class Span:
     capabilities: Capabilities
     """Filled by `loading.load_span` before anybody sees the span."""
 
-    def __init__(self, model: PreTrainedModel, start: int, end: int, structure: Structure) -> None:
+    def __init__(self, model: PreTrainedModel, start: int, end: int, structure: Structure, dataflow: Dataflow) -> None:
         self.start = start
         self.end = end
         self.structure = structure
+        self.dataflow = dataflow
         self._place = find_blocks(model)
         self._whole_list = list(self._place.blocks)
         self.blocks = self._whole_list[start:end]
@@ -66,8 +70,8 @@ class Span:
 
     @property
     def hidden_size(self) -> int:
-        """Numbers per position and stream that travel between blocks."""
-        return int(self.structure.stream_shape[-1])
+        """Numbers for each position that travel between blocks."""
+        return self.structure.width
 
     @property
     def weight_bytes(self) -> int:
@@ -78,7 +82,8 @@ class Span:
         """An empty cache for `rows` sequences, over the blocks `[start, end)` of the span; None: to its own ends."""
         start, end = self.start if start is None else start, self.end if end is None else end
         assert self.start <= start < end <= self.end, "the session checks blocks before"
-        return SpanCache(self._config, start, end, rows)
+        layers = [index for used in self.dataflow.cache_layers[start:end] for index in used]
+        return SpanCache(self._config, start, end, rows, layers)
 
     def self_test(self) -> Capabilities:
         """What this span can do, found by a short run. Raises BadInput when it cannot serve."""
@@ -94,16 +99,18 @@ class Span:
         left_padding: Sequence[int] | None = None,
         token_ids: Tensor | None = None,
     ) -> Tensor:
-        """The hidden state after the cache's last block, shaped as `hidden` (`structure.stream_shape`).
+        """The hidden state after the cache's last block; both are [rows, new_tokens, hidden_size].
 
         `position_ids` int64 [rows, new_tokens], None: counted on from the cache. `left_padding`: positions at the left
-        of each row that nobody may attend to. The cache is unusable after an exception.
+        of each row that nobody may attend to. `token_ids` int64 [rows, new_tokens] where the family needs them. The
+        cache is unusable after an exception.
         """
-        num_rows, num_new = hidden.shape[self.structure.batch_axis], hidden.shape[self.structure.token_axis]
+        num_rows, num_new, _ = hidden.shape
         assert num_rows == cache.rows, "the session checks rows before"
         arguments: dict[str, object] = {"use_cache": True, self.structure.cache_argument: cache}
-        if self.structure.needs_token_ids:
-            arguments["input_ids"] = token_ids
+        if self.dataflow.needs_token_ids:
+            assert token_ids is not None, "the session checks them before"
+            arguments["input_ids"] = token_ids.to(self.device)
         else:
             arguments["inputs_embeds"] = self._placeholder(num_rows, num_new)
         if self.structure.takes_position_ids:
@@ -114,31 +121,36 @@ class Span:
             arguments["attention_mask"] = self._attention_mask(left_padding, cache.num_tokens + num_new)
         section = self._section(cache.start, cache.end)
         self._install(section)
-        output = self._run(section.entry, hidden.to(device=self.device, dtype=self.dtype), arguments)
+        stream = self.structure.unflatten(hidden.to(device=self.device, dtype=self.dtype))
+        output = self._run(section.door, stream, arguments)
         cache.advance(num_new)
-        return output
+        return self.structure.flatten(output)
 
     def _build_section(self, start: int, end: int) -> _Section:
         blocks = list(self._whole_list)
         for index in range(self.start, start):
             blocks[index] = PassThrough(blocks[index], count_outputs(blocks[index]))
         blocks[end - 1] = Exit(blocks[end - 1])
-        blocks[start] = entry = Entry(blocks[start])
-        return _Section(SkeletonBlocks(blocks), entry)
+        if start == 0:
+            blocks[0] = door = Entry(blocks[0])
+        else:
+            before = cast("PassThrough", blocks[start - 1])
+            blocks[start - 1] = door = Given(before.donor, before.num_outputs)
+        return _Section(SkeletonBlocks(blocks), door)
 
     def _install(self, section: _Section) -> None:
         if section is not self._installed:
             self._place.replace(section.blocks)
             self._installed = section
 
-    def _run(self, entry: Entry, hidden: Tensor, arguments: dict[str, object]) -> Tensor:
-        entry.incoming = hidden
+    def _run(self, door: Entry | Given, stream: Tensor, arguments: dict[str, object]) -> Tensor:
+        door.hidden = stream
         try:
-            self._place.owner(**arguments)
+            self._place.runner(**arguments)
         except SpanDone as done:
             return done.hidden
         finally:
-            entry.incoming = None
+            door.hidden = None
         raise AssertionError("the family's forward did not reach the span's last block")
 
     def _count_on(self, cache: SpanCache, num_new: int) -> Tensor:

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, cast
@@ -62,12 +63,21 @@ def _perturb(model: PreTrainedModel) -> None:
             parameter.add_(torch.randn(parameter.shape) * 0.02)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Blocks `[start, end)` of a span in this process."""
+
+    span: Span
+    start: int
+    end: int
+
+
 class ChainCache(LocalCache):
     """A local cache that holds the caches of spans in this process."""
 
-    def __init__(self, config: PreTrainedConfig, spans: Sequence[Span]) -> None:
+    def __init__(self, config: PreTrainedConfig, parts: Sequence[Part]) -> None:
         super().__init__(config)
-        self.spans = spans
+        self.parts = parts
         self.span_caches: list[SpanCache] = []
 
     def trim(self, num_tokens: int) -> None:
@@ -82,29 +92,44 @@ class ChainCache(LocalCache):
 
     def start(self, rows: int) -> None:
         if not self.span_caches:
-            self.span_caches = [span.new_cache(rows) for span in self.spans]
+            self.span_caches = [part.span.new_cache(rows, part.start, part.end) for part in self.parts]
 
 
 class ChainedHalf(LocalHalf):
     """A local half whose blocks are spans in this process: what a swarm must equal, without a network."""
 
-    spans: Sequence[Span] = ()
+    parts: Sequence[Part] = ()
+    whole_span: Span | None = None
+    """All blocks once more in one span, where a test wants to run parts of it."""
 
-    def new_local_cache(self) -> ChainCache:
-        return ChainCache(cast("PreTrainedModel", self).config, self.spans)
+    def new_local_cache(self, parts: Sequence[Part] | None = None) -> ChainCache:
+        return ChainCache(cast("PreTrainedModel", self).config, self.parts if parts is None else parts)
+
+    def one_by_one(self) -> list[Part]:
+        """The whole span in as many parts as it can be cut into."""
+        span = self.whole_span
+        assert span is not None, "asked of a half that was loaded with it"
+        borders = [0, *span.capabilities.cuts, span.end]
+        return [Part(span, start, end) for start, end in pairwise(borders)]
 
     def run_blocks(self, call: BlocksCall) -> Tensor:
         cache = cast("ChainCache", call.cache)
-        cache.start(call.hidden.shape[self.structure.batch_axis])
+        cache.start(call.hidden.shape[0])
         hidden = call.hidden
-        for span, span_cache in zip(self.spans, cache.span_caches, strict=True):
-            hidden = span.forward(hidden, span_cache, position_ids=call.position_ids, left_padding=call.left_padding)
-        return hidden.narrow(self.structure.token_axis, -1, 1) if call.last_only else hidden
+        for part, span_cache in zip(cache.parts, cache.span_caches, strict=True):
+            hidden = part.span.forward(
+                hidden,
+                span_cache,
+                position_ids=call.position_ids,
+                left_padding=call.left_padding,
+                token_ids=call.token_ids,
+            )
+        return hidden[:, -1:] if call.last_only else hidden
 
 
 def load_chain(checkpoint: Checkpoint, cuts: Sequence[int], *, dtype: torch.dtype | None = None) -> ChainedHalf:
     """The whole model, cut at `cuts` (`[2, 3]` makes spans 0:2, 2:3 and 3:end), in this process."""
     borders = [0, *cuts, checkpoint.num_blocks]
     half = load_local_half(checkpoint, ChainedHalf, dtype=dtype)
-    half.spans = [load_span(checkpoint, start, end, dtype=dtype) for start, end in pairwise(borders)]
+    half.parts = [Part(load_span(checkpoint, start, end, dtype=dtype), start, end) for start, end in pairwise(borders)]
     return half

@@ -7,7 +7,7 @@ that must fit each other. Widths are kept apart where it matters, so that a mix-
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -144,7 +144,7 @@ _OWN: Final[Mapping[str, Settings]] = {
     },
     "blt": {"encoder_hash_byte_group_vocab": 64},
     "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 96, "moe_top_k": 2},
     },
     "deepseek_v4": {
@@ -230,16 +230,18 @@ def _tiny(default: PreTrainedConfig, changes: Settings) -> PreTrainedConfig:
     decoder = text_config(default)
     parts = {
         name: _tiny(part, changes if part is decoder else {})
-        for name in type(default).sub_configs
+        for name in cast("Mapping[str, type]", type(default).sub_configs)
         if isinstance(part := getattr(default, name, None), PreTrainedConfig)
     }
     is_composite = any(getattr(default, name) is decoder for name in parts)
-    own = _OWN.get(default.model_type, {}) | ({} if is_composite else changes)
+    own = dict(_OWN.get(default.model_type, {})) | ({} if is_composite else dict(changes))
     taken = {field.name for field in dataclasses.fields(default)} | default.attribute_map.keys()
     common = {} if is_composite else {name: value for name, value in _COMMON.items() if name in taken}
     if "qk_rope_head_dim" in common:  # low-rank attention has as many heads for keys as for queries
         common = {name: value for name, value in common.items() if name not in ("head_dim", "num_key_value_heads")}
-    settings = {name: value for name, value in (common | parts | own).items() if value is not _LEAVE_OUT}
+    settings: dict[str, Any] = {
+        name: value for name, value in (common | parts | own).items() if value is not _LEAVE_OUT
+    }
     for alias, name in type(default).attribute_map.items():
         if alias in settings and name in settings:  # both ways to say it: the family's own setting wins
             settings.pop(name if alias in own else alias)
