@@ -1,18 +1,48 @@
-"""How fast the hosted blocks run here: a few steps at start, good enough to compare servers by."""
+"""How fast the hosted blocks run here: a few steps at start, remembered for the next start.
 
+What is measured is compared between servers (routes, placement), so a rough figure does; `meter.py` corrects it by
+real work. It depends on the model, the device, the number format and how many blocks there are: that is its key.
+"""
+
+import json
+import logging
 import time
+from pathlib import Path
+from typing import Final, cast
 
 import torch
 
+from corolla.ids import Fingerprint
 from corolla.models.cache import SpanCache
 from corolla.models.span import Span
 
+log = logging.getLogger(__name__)
+
 DECODE_STEPS = 4
 PREFILL_TOKENS = 64
+MAX_REMEMBERED: Final = 256
+"""Entries of the file; the oldest go first."""
+
+Speed = tuple[float, float]
+"""(decode, prefill) in tokens a second through all hosted blocks, one row."""
 
 
-def measure_speed(span: Span) -> tuple[float, float]:
-    """(decode, prefill) in tokens a second through all hosted blocks, one row."""
+def remembered_speed(span: Span, model: Fingerprint, file: Path) -> Speed:
+    """As measured at an earlier start on this device, else measured now and written into `file`.
+
+    A file that cannot be read or written costs a measurement, nothing more.
+    """
+    key = f"{model} {_device_name(span.device)} {str(span.dtype).removeprefix('torch.')} {span.end - span.start}"
+    speeds = _read(file)
+    if (known := speeds.get(key)) is not None:
+        return known
+    speeds[key] = measured = measure_speed(span)
+    _write(file, speeds)
+    return measured
+
+
+def measure_speed(span: Span) -> Speed:
+    """A few steps of zeros through the blocks; the best decode step counts, and the first prefill."""
     cache = span.new_cache(1)
     prompt = torch.zeros(1, PREFILL_TOKENS, span.hidden_size, dtype=span.dtype, device=span.device)
     token_ids = torch.zeros(1, PREFILL_TOKENS, dtype=torch.int64, device=span.device)
@@ -26,3 +56,39 @@ def _seconds(span: Span, cache: SpanCache, hidden: torch.Tensor, token_ids: torc
     output = span.forward(hidden, cache, token_ids=token_ids)
     output.flatten()[0].item()  # a GPU works behind our back: wait for its result
     return max(time.perf_counter() - began, 1e-9)
+
+
+def _device_name(device: torch.device) -> str:
+    """Tells two machines that share a home directory apart, as far as their speed may differ."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} of {torch.get_num_threads()} threads"
+
+
+def _read(file: Path) -> dict[str, Speed]:
+    """What the file holds and makes sense."""
+    try:
+        entries = cast("object", json.loads(file.read_text()))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(entries, dict):
+        return {}
+    speeds: dict[str, Speed] = {}
+    for key, entry in cast("dict[str, object]", entries).items():
+        match entry:
+            case [float(decode), float(prefill)] if 0 < decode < 1e12 and 0 < prefill < 1e12:
+                speeds[key] = decode, prefill
+            case _:
+                continue
+    return speeds
+
+
+def _write(file: Path, speeds: dict[str, Speed]) -> None:
+    """Into place by a rename, so that another server never reads half of it."""
+    partial = file.with_name(f"{file.name}.{time.time_ns()}.partial")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(dict(list(speeds.items())[-MAX_REMEMBERED:])))
+        partial.replace(file)
+    except OSError as fault:
+        log.info("the measured speed is not remembered", extra={"reason": str(fault)})

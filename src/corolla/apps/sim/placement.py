@@ -7,7 +7,7 @@ that a search finds for the same servers with a free hand. For `run_virtual`.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from corolla.clock import loop_time
@@ -221,14 +221,19 @@ def _weakest(placed: Iterable[Placed], num_blocks: int) -> float:
     return min(block_rates(placed, num_blocks))
 
 
-async def simulate(churn: Churn) -> History:
-    """Servers join within five minutes; then some leave without a word and as many come, for `hours`."""
+async def simulate(churn: Churn, *, deaths_at: Sequence[float] = ()) -> History:
+    """Servers join within ten minutes; some leave without a word and as many come, for `hours`.
+
+    `deaths_at`: seconds at which one more dies.
+    """
     life = _Life(churn)
     for _ in range(churn.num_servers):
         life.be_born()
         await asyncio.sleep(life.rng.uniform(0, 600 / churn.num_servers))
     per_second = churn.leave_share_per_hour * churn.num_servers / 3600
     tasks = [asyncio.create_task(_happen(life.rng, per_second, what)) for what in (life.die, life.be_born)]
+    for at_s in deaths_at:
+        asyncio.get_running_loop().call_at(at_s, life.die)
     while loop_time() < 3600 * churn.hours:
         await asyncio.sleep(SAMPLE_S)
         life.sample()

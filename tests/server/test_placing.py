@@ -1,0 +1,148 @@
+"""Servers that join or move at the same time do not take the same gap, and a swarm under churn stays near its best."""
+
+import asyncio
+import random
+import statistics
+from collections import Counter
+
+import pytest
+
+from corolla.apps.sim.placement import Board, Churn, SimServer, simulate
+from corolla.ids import Fingerprint, PeerId
+from corolla.net.memory.links import LinkConditions
+from corolla.net.memory.loop import run_virtual
+from corolla.net.memory.network import MemoryNetwork
+from corolla.server.placing import PlacingConfig, overdue, rivals, without_inferior, without_silent
+from corolla.server.publisher import join_where_it_helps
+from corolla.swarm.announcement import Announcement, State
+from corolla.swarm.view import ServerView, View
+from corolla.swarm.watch import Watcher
+
+MODEL = Fingerprint("0" * 32)
+JOINING = Announcement(
+    state="joining", start=0, end=4, num_blocks=12, fingerprint=MODEL, model_name="model", dtype="float32",
+    decode_tokens_per_s=10.0,
+)  # fmt: skip
+
+
+def server(name: str, start: int, end: int, state: State = "online", *, expires_at: float = 0.0) -> ServerView:
+    said = Announcement(
+        state=state, start=start, end=end, num_blocks=12, fingerprint=MODEL, model_name="model", dtype="float32"
+    )
+    return ServerView(PeerId(name), said, expires_at=expires_at)
+
+
+# Claims.
+
+
+def test_only_new_claims_of_lower_ids_have_precedence() -> None:
+    seen = View.of([server("old", 0, 4, "joining"), server("mover", 4, 8)])
+    now = View.of(
+        [
+            server("old", 0, 4, "joining"), server("mover", 0, 4, "joining"), server("a", 0, 4, "joining"),
+            server("z", 0, 4, "joining"), server("online", 0, 4), server("me", 0, 4, "joining"),
+        ]
+    )  # fmt: skip
+    assert {rival.peer for rival in rivals(now, seen, PeerId("me"))} == {"a"}
+    assert set(without_inferior(now, seen, PeerId("me")).servers) == {"old", "a", "online"}
+
+
+def join_together(seed: int, num_servers: int, num_blocks: int = 12) -> list[tuple[int, int]]:
+    """The spans of servers of four blocks each that start within five seconds of each other."""
+
+    async def story() -> list[tuple[int, int]]:
+        rng = random.Random(seed)
+        churn = Churn(num_blocks=num_blocks, load_s=5.0)
+        board = Board(rng, churn.seen_after_s)
+        servers = [SimServer(board, PeerId(f"{rng.random()}"), 4, 40.0, churn) for _ in range(num_servers)]
+        tasks: list[asyncio.Task[None]] = []
+        for joiner in servers:
+            await asyncio.sleep(rng.uniform(0, 5) / num_servers)
+            tasks.append(asyncio.create_task(joiner.live(rng, lambda: None)))
+        await asyncio.sleep(40)
+        for task in tasks:
+            task.cancel()
+        return sorted((s.span.start, s.span.stop) for s in servers if s.span is not None)
+
+    return run_virtual(story())
+
+
+def test_two_servers_after_the_same_gap_take_it_both_in_one_run_of_a_hundred_at_most() -> None:
+    runs = [join_together(seed, 2) for seed in range(1000)]
+    assert sum(first == second for first, second in runs) <= 10
+
+
+def test_three_servers_that_start_together_cover_a_model_of_three_spans() -> None:
+    runs = Counter(tuple(join_together(seed, 3)) for seed in range(200))
+    assert runs[(0, 4), (4, 8), (8, 12)] >= 198
+
+
+def test_claims_work_over_real_records_too() -> None:
+    async def story(seed: int) -> None:
+        rng = random.Random(seed)
+        network = MemoryNetwork(rng, LinkConditions(latency_s=0.05, jitter_s=0.05))
+        async with network.transport("boot") as boot:
+            peers = [network.transport(f"server {seed} {number}") for number in range(3)]
+            for peer in peers:
+                await peer.__aenter__()
+                await peer.join(boot.addresses, timeout_s=5)
+            spans = await asyncio.gather(*(join_where_it_helps(peer, JOINING, 4, rng=rng) for peer in peers))
+            assert sorted((span.start, span.stop) for span in spans) == [(0, 4), (4, 8), (8, 12)]
+            view = await Watcher(boot, MODEL).refresh()
+            assert {view.servers[peer.peer].start for peer in peers} == {0, 4, 8}
+            assert all(seen.announcement.state == "joining" for seen in view.servers.values())
+            for peer in peers:
+                await peer.close()
+
+    for seed in range(20):
+        run_virtual(story(seed))
+
+
+# The dead.
+
+
+def test_a_server_that_is_late_and_silent_is_left_out_and_a_late_one_that_answers_is_not() -> None:
+    view = View.of(
+        [
+            server("fresh", 0, 4, expires_at=1170), server("late", 4, 8, expires_at=1100),
+            server("dead", 8, 12, expires_at=1090),
+        ]
+    )  # fmt: skip
+    assert overdue(view, wall_now=1000, lifetime_s=180, period_s=45) == ["dead", "late"]
+    asked: list[PeerId] = []
+
+    async def answers(peer: PeerId) -> bool:
+        asked.append(peer)
+        return peer == "late"
+
+    async def story() -> View:
+        return await without_silent(view, answers, wall_now=1000, lifetime_s=180, period_s=45)
+
+    assert set(run_virtual(story()).servers) == {"fresh", "late"}
+    assert asked == ["dead", "late"]
+
+
+# A swarm under churn.
+
+
+def test_a_swarm_of_too_few_closes_a_gap_within_minutes() -> None:
+    """Eight servers of six blocks over forty: seven suffice, but only placed almost end to end."""
+    churn = Churn(num_blocks=40, num_servers=8, lengths=(6, 6), hours=1.0, leave_share_per_hour=0.0, seed=3)
+    history = run_virtual(simulate(churn, deaths_at=(1200.0,)))
+    assert len(history.deaths) == 1
+    assert not history.uncovered(1200.0 + 900.0)
+    assert history.samples[-1].actual > 0
+
+
+@pytest.mark.slow
+def test_under_churn_a_swarm_stays_within_a_tenth_of_the_best_and_no_block_is_uncovered() -> None:
+    histories = [run_virtual(simulate(Churn(hours=3.0, seed=seed))) for seed in range(3)]
+    assert sum(len(history.deaths) for history in histories) > 15
+    assert statistics.mean(history.quality(after_s=900) for history in histories) >= 0.90
+    assert not any(history.uncovered(after_s=900) for history in histories)
+
+
+@pytest.mark.parametrize("bad", [(0.0, 3.0, 60.0), (3.0, 1.0, 60.0), (1.0, 3.0, 0.0)])
+def test_waits_that_make_no_sense_are_refused(bad: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="least_wait_s"):
+        PlacingConfig(*bad)
