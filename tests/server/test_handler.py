@@ -86,6 +86,19 @@ class Lab:
             link.close()
             await asyncio.sleep(1)
 
+    @asynccontextmanager
+    async def other(self) -> AsyncIterator[ServerLink]:
+        """A second client."""
+        async with self.network.transport("other", address="10.1.2.3") as transport:
+            await transport.join(self.server.addresses, timeout_s=5)
+            link = ServerLink(transport, self.server.peer, LIMITS, Liveness())
+            await link.connect()
+            try:
+                yield link
+            finally:
+                link.close()
+                await asyncio.sleep(1)
+
     def ask(self, **changes: object) -> wire.Open:
         fields: dict[str, object] = {
             "session": new_session_id(), "fingerprint": MODEL, "start": 0, "end": BLOCKS, "max_tokens": 64,
@@ -200,15 +213,30 @@ def test_what_the_server_cannot_do_is_refused_with_value_and_bound(change: dict[
 
 def test_a_full_cache_makes_a_session_wait_and_then_says_so() -> None:
     async def story() -> None:
-        async with lab(cache_tokens=64) as here, here.link() as link:
+        async with lab(cache_tokens=64) as here, here.link() as link, here.other() as other:
             first = await open_session(link, here.ask(max_tokens=64))
+            mine = {"max_tokens": 16, "upstream": other.transport.peer}
             with pytest.raises(CacheFull) as full:
-                await open_session(link, here.ask(max_tokens=16))
+                await open_session(other, here.ask(**mine))
             assert (full.value.value, full.value.bound) == ("16", "0")
-            waiting = asyncio.create_task(open_session(link, here.ask(max_tokens=16)))
+            waiting = asyncio.create_task(open_session(other, here.ask(**mine)))
             await asyncio.sleep(1)
             first.close()
             assert await run(await waiting, step(0, 0, [1])) == whole_model(BLOCKS, [1])
+
+    run_virtual(story())
+
+
+def test_one_client_cannot_take_the_whole_cache_by_many_sessions() -> None:
+    async def story() -> None:
+        limits = SessionLimits(max_session_tokens=64)
+        async with lab(limits, cache_tokens=256) as here, here.link() as link, here.other() as other:
+            for _ in range(2):
+                await open_session(link, here.ask(max_tokens=64))
+            with pytest.raises(Overloaded) as refused:
+                await open_session(link, here.ask(max_tokens=16))
+            assert (refused.value.value, refused.value.bound) == ("144", "128")
+            await open_session(other, here.ask(max_tokens=64, upstream=other.transport.peer))
 
     run_virtual(story())
 

@@ -19,10 +19,11 @@ from corolla.ids import Fingerprint, PeerId, SessionId, short
 from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness, PeerLife, keep_alive
 from corolla.net.streams import ByteStream, Transport
+from corolla.server.admission import Admission, AdmissionLimits, Cap
 from corolla.server.config import SessionLimits
 from corolla.server.executor import Executor
 from corolla.server.hosted import DataLink, HostedSession, StepJob
-from corolla.server.kv import CachePool
+from corolla.server.kv import PAGE_TOKENS, CachePool
 from corolla.server.push import send_paced
 from corolla.server.runner import SpanRunner
 from corolla.server.session import (
@@ -76,6 +77,7 @@ class Handler:
         limits: SessionLimits,
         liveness: Liveness,
         may_dial: MayDial = _anyone,
+        listed: frozenset[PeerId] = frozenset(),
     ) -> None:
         self.transport = transport
         self.runner = runner
@@ -88,6 +90,7 @@ class Handler:
         self.sessions: dict[tuple[PeerId, SessionId], HostedSession] = {}
         self.is_leaving = False
         self._may_dial = may_dial
+        self._admission = Admission(_caps(limits, pool), listed)
         self._controls: dict[PeerId, list[Control]] = {}
         self._streams: set[DataStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -216,10 +219,8 @@ class Handler:
         self._check_way(control, ask)
         if (control.peer, ask.session) in self.sessions:
             raise Unsupported("this session is open already")
-        if len(self.sessions) >= limits.max_sessions:
-            raise _too_many("sessions", len(self.sessions) + 1, limits.max_sessions)
-        if len(control.sessions) >= limits.max_sessions_per_peer:
-            raise _too_many("sessions of one client", len(control.sessions) + 1, limits.max_sessions_per_peer)
+        guest = self._admission.guest(control.peer, self.transport.peer_address(control.peer))
+        self._admission.admit_open(guest, ask.max_tokens * ask.max_rows, loop_time())
         state = SessionState(
             session=ask.session,
             owner=control.peer,
@@ -233,7 +234,7 @@ class Handler:
             can_trim=facts.can_trim,
         )
         return HostedSession(
-            state, control, ask.start, ask.end, ask.wire_dtype, ask.want, next=None, last_used=loop_time()
+            state, control, guest, ask.start, ask.end, ask.wire_dtype, ask.want, next=None, last_used=loop_time()
         )
 
     def _check_blocks(self, ask: wire.Open) -> None:
@@ -266,6 +267,7 @@ class Handler:
             if self.sessions.get((control.peer, ask.session)) is session:
                 del self.sessions[control.peer, ask.session]
             control.forget(session)
+            self._admission.close_session(session.guest, ask.max_tokens * ask.max_rows)
             session.end("the session ended")
             session.cache = None
             session.close_links()
@@ -661,6 +663,24 @@ class DataStream:
     def _on_closed(self, _error: SwarmError | None) -> None:
         self._deadline.cancel()
         self.handler.stream_closed(self)
+
+
+def _caps(limits: SessionLimits, pool: CachePool) -> AdmissionLimits:
+    """What one client and one address may take of this server: at most half and three quarters of its cache.
+
+    In all, twice the cache: what does not fit waits in line for it.
+    """
+    tokens = max(pool.total_pages * PAGE_TOKENS, 1)
+    peer = max(tokens // 2, min(tokens, limits.max_session_tokens))
+    sessions = limits.max_sessions
+    return AdmissionLimits(
+        sessions=Cap(
+            peer=min(limits.max_sessions_per_peer, sessions),
+            group=max(min(limits.max_sessions_per_peer, sessions), sessions * 3 // 4),
+            total=sessions,
+        ),
+        leased_tokens=Cap(peer=peer, group=max(peer, tokens * 3 // 4), total=2 * tokens),
+    )
 
 
 def _expect_nothing(message: wire.AnyMessage) -> None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from corolla.errors import Refused, SessionLost
 from corolla.ids import PeerId, short
 from corolla.net.channel import Channel
+from corolla.server.admission import Guest
 from corolla.server.push import Push
 from corolla.server.runner import SessionCache, SpanRunner
 from corolla.server.session import SessionState
@@ -47,6 +48,7 @@ class HostedSession:
 
     state: SessionState
     control: "Control"
+    guest: Guest
     start: int
     stop: int
     wire_dtype: DType
