@@ -58,6 +58,11 @@ class RoutePrice:
     def total_s(self) -> float:
         return sum(hop.total_s for hop in self.hops) + self.return_s
 
+    @property
+    def penalty_s(self) -> float:
+        """The part of the total that is no time."""
+        return sum(hop.penalty_s for hop in self.hops)
+
 
 def price_route(view: View, hops: Iterable[RouteHop], cost: CostModel, *, tokens_needed: int) -> RoutePrice | None:
     """What this chain costs in this view, term by term; None when one of its servers no longer serves its part."""

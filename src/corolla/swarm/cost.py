@@ -12,10 +12,10 @@ from corolla.swarm.view import ServerView, View
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """The constants. Those of the predecessor are starting points, until measurements of ours replace them."""
+    """The constants: measured by us where we could, else the predecessor's."""
 
-    hop_overhead_s: float = 0.018
-    """What a server takes for a step beside compute: the predecessor's figure, of its own slower servers."""
+    hop_overhead_s: float = 0.001
+    """What a server takes for a step beside compute: 0.85 ms (`docs/performance.md`; predecessor: 18 ms)."""
     no_room_s: float = 10.0
     """Added to a server whose cache cannot hold the session: any other comes first (predecessor: 10 s)."""
     draining_s: float = 100.0

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from corolla.apps.cli import main as frame
-from corolla.apps.cli.route import PricedRoute, best_routes, only_one
+from corolla.apps.cli.route import PricedRoute, best_routes, only_one, usual_tokens
 from corolla.apps.cli.route_table import print_json, print_route
 from corolla.apps.cli.status import ModelStatus
 from corolla.errors import BadInput, MissingBlocks
 from corolla.ids import Fingerprint, PeerId
-from corolla.swarm.announcement import Announcement, ModelEntry
+from corolla.swarm.announcement import Announcement, ModelEntry, short_peer
 from corolla.swarm.view import ServerView, View
 
 WEIGHTS = Fingerprint("ab" * 16)
@@ -32,14 +32,14 @@ def status_of(*servers: ServerView, fingerprint: Fingerprint = WEIGHTS) -> Model
 
 
 HALVES = (
-    server("front", (0, 2), 0.02, next_rtts={PeerId("peer-of-back"): 0.004}),
+    server("front", (0, 2), 0.02, next_rtts={short_peer(PeerId("peer-of-back")): 0.004}),
     server("back", (2, 4), 0.04, queue_s=0.005),
 )
 
 
-def printed(status: ModelStatus, *, explain: bool) -> str:
+def printed(status: ModelStatus, *, explain: bool, tokens: int = 1024) -> str:
     file = io.StringIO()
-    print_route(status, best_routes(status, 1024), explain=explain, console=Console(file=file))
+    print_route(status, best_routes(status, tokens), explain=explain, console=Console(file=file))
     return file.getvalue()
 
 
@@ -49,7 +49,7 @@ def rows(text: str) -> list[list[str]]:
 
 def test_the_chain_is_shown_in_order_with_its_cost() -> None:
     text = printed(status_of(*HALVES), explain=False)
-    assert "tiny: route over 2 server(s), 93.0 ms a step, 10.8 tokens a second" in text
+    assert "tiny: route over 2 server(s), 59.0 ms a step, 16.9 tokens a second" in text
     assert [row[0] for row in rows(text) if ":" in row[0] and row[0] != "tiny:"] == ["0:2", "2:4"]
     assert "overhead" not in text
 
@@ -57,10 +57,10 @@ def test_the_chain_is_shown_in_order_with_its_cost() -> None:
 def test_every_term_is_shown_and_they_sum_up() -> None:
     table = [row for row in rows(printed(status_of(*HALVES), explain=True)) if row[0] in ("0:2", "2:4", "back")]
     front, back, home = ([float(cell) for cell in row[3:]] for row in table)
-    assert front == pytest.approx([10.0, 18.0, 0.0, 10.0, 0.0, 38.0])
-    assert back == pytest.approx([2.0, 18.0, 5.0, 10.0, 0.0, 35.0])
+    assert front == pytest.approx([10.0, 1.0, 0.0, 10.0, 0.0, 21.0])
+    assert back == pytest.approx([2.0, 1.0, 5.0, 10.0, 0.0, 18.0])
     assert home == pytest.approx([20.0, 20.0])
-    assert front[-1] + back[-1] + home[-1] == pytest.approx(93.0)
+    assert front[-1] + back[-1] + home[-1] == pytest.approx(59.0)
 
 
 def test_the_runner_up_is_explained_too_or_said_to_be_missing() -> None:
@@ -75,6 +75,16 @@ def test_no_room_shows_as_a_penalty() -> None:
     assert row[-2] == "0.0"
     [priced] = best_routes(status_of(server("full", (0, 4), 0.02)), 5000)
     assert priced.price.hops[0].penalty_s == pytest.approx(10.0)
+    assert "31.0 ms a step, 32.3 tokens a second; it has no room" in printed(
+        status_of(server("full", (0, 4), 0.02)), explain=False, tokens=5000
+    )
+
+
+def test_the_usual_session_is_no_longer_than_servers_take() -> None:
+    short, long = server("a", (0, 4), 0.02, max_session_tokens=128), server("b", (0, 4), 0.02, max_session_tokens=512)
+    assert usual_tokens(status_of(short)) == 128
+    assert usual_tokens(status_of(short, long)) == 512
+    assert usual_tokens(status_of(short, server("c", (0, 4), 0.02))) == 2048
 
 
 def test_json_has_every_term(capsys: pytest.CaptureFixture[str]) -> None:

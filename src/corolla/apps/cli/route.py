@@ -15,6 +15,8 @@ from corolla.errors import BadInput
 if TYPE_CHECKING:
     from corolla.swarm.chain import Route, RoutePrice
 
+USUAL_TOKENS = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class PricedRoute:
@@ -26,12 +28,16 @@ class PricedRoute:
 
 @click.command("route")
 @click.argument("model")
-@click.option("--tokens", type=click.IntRange(min=1), default=2048, show_default=True, help="Length of the session.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    help=f"Length of the session. Default: {USUAL_TOKENS}, or as long as any server takes.",
+)
 @click.option("--explain", is_flag=True, help="Show what each part costs, and the best other chain.")
 @join_option
 @json_option
 @logging_options("warning")
-def command(model: str, tokens: int, explain: bool, join: tuple[str, ...], as_json: bool) -> None:
+def command(model: str, tokens: int | None, explain: bool, join: tuple[str, ...], as_json: bool) -> None:
     """Show which servers a session would use now, and what each of them costs.
 
     Seen from here. MODEL is a model's name, or the beginning of its fingerprint. Routes that cost nearly the same
@@ -43,7 +49,7 @@ def command(model: str, tokens: int, explain: bool, join: tuple[str, ...], as_js
     status = only_one(statuses, model)
     from corolla.apps.cli.route_table import print_json, print_route
 
-    routes = best_routes(status, tokens)
+    routes = best_routes(status, usual_tokens(status) if tokens is None else tokens)
     print_json(status, routes) if as_json else print_route(status, routes, explain=explain)
 
 
@@ -53,6 +59,12 @@ def only_one(statuses: Sequence[ModelStatus], name: str) -> ModelStatus:
         prints = ", ".join(status.entry.fingerprint[:12] for status in statuses)
         raise BadInput(f"{len(statuses)} models are called {name}; name one by its fingerprint: {prints}")
     return statuses[0]
+
+
+def usual_tokens(status: ModelStatus) -> int:
+    """A usual length of session, but not longer than every server refuses."""
+    longest = [server.announcement.max_session_tokens for server in status.view.servers.values()]
+    return min(USUAL_TOKENS, max(longest)) if longest and all(longest) else USUAL_TOKENS
 
 
 def best_routes(status: ModelStatus, tokens: int) -> list[PricedRoute]:

@@ -55,10 +55,11 @@ def print_json(status: ModelStatus, routes: Sequence[PricedRoute]) -> None:
 
 
 def _headline(status: ModelStatus, priced: PricedRoute, what: str) -> Text:
-    total_s = priced.price.total_s
-    steps = f", {1 / total_s:.1f} tokens a second" if total_s > 0 else ""
+    step_s = priced.price.total_s - priced.price.penalty_s
     text = Text.assemble((status.entry.name, "bold"), f": {what} over {len(priced.route.hops)} server(s), ")
-    return text.append(f"{1000 * total_s:.1f} ms a step{steps}")
+    text.append(f"{1000 * step_s:.1f} ms a step")
+    text.append(f", {1 / step_s:.1f} tokens a second" if step_s > 0 else "")
+    return text.append("; it has no room for the session, or leaves" if priced.price.penalty_s else "")
 
 
 def _table(status: ModelStatus, priced: PricedRoute, *, with_terms: bool) -> Table:
