@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 MAX_ASKED: Final = 16
 """Servers asked at one reading whether they live."""
-LATE_SHARE: Final = 0.25
-"""Of the period: so much later than it should be, an announcement is overdue."""
+LATE_SHARE: Final = 0.1
+"""Of the period: so much later than it should be, an announcement is overdue. Renewals come early, never late."""
 MAX_CLAIMS: Final = 8
 """After so many the last choice stands: two servers on one span beat none that serves."""
 
@@ -39,6 +39,8 @@ class PlacingConfig:
     longest_wait_s: float = 3.0
     mean_check_s: float = 60.0
     """Between two looks whether to move: uniform between none and twice this, so that servers take turns."""
+    settling_check_s: float = 20.0
+    """The same once moving has been found worth it: several servers may have to move one after the other."""
     settling_s: float = 900.0
     """How long after a look at which moving was worth it smaller gains are taken along."""
 
@@ -146,7 +148,8 @@ async def keep_placed(
     """
     settling_until = -math.inf
     while True:
-        await asyncio.sleep(rng.uniform(0.0, 2 * config.mean_check_s))
+        is_settling = loop_time() < settling_until
+        await asyncio.sleep(rng.uniform(0.0, 2 * (config.settling_check_s if is_settling else config.mean_check_s)))
         view = await publisher.read()
         model = Model(view.num_blocks, None if cuts is None else frozenset(cuts))
         if plan_for(view, model, cost).gain >= LEAST_GAIN:

@@ -19,6 +19,7 @@ from corolla.models.source import open_model_source
 from corolla.models.transfer import Transfer
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.transport import open_transport
+from corolla.net.reachable import check_reachable
 from corolla.net.streams import Transport
 from corolla.server.config import ServerConfig
 from corolla.server.device import check_device, free_memory_bytes
@@ -79,6 +80,7 @@ async def run_server(
         async with open_transport(network) as transport:
             if initial_peers:
                 await transport.join(initial_peers, timeout_s=JOIN_TIMEOUT_S)
+                await _require_reachable(transport)
             span, speed = await loading
             from corolla.server.span import TorchSpanRunner
 
@@ -90,6 +92,14 @@ async def run_server(
                 await _until(stop, transport)
     finally:
         loading.cancel()
+
+
+async def _require_reachable(transport: Transport) -> None:
+    """A server that nobody can dial would only be in the way: do not announce it, say why and what to do."""
+    finding = await check_reachable(transport)
+    log.info("%s", finding.text)
+    if finding.state == "bad":
+        raise SwarmError(f"{finding.text}; {finding.next_step}")
 
 
 async def _until(stop: asyncio.Event, transport: Transport) -> None:
