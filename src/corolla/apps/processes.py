@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -110,12 +110,12 @@ class Processes:
         self._children: list[Child] = []
         self._logs = tempfile.TemporaryDirectory(prefix="corolla-logs-")
 
-    def start(self, name: str, *arguments: str) -> Child:
-        """Run `corolla ARGUMENTS --json --exit-with-parent`."""
+    def start(self, name: str, *arguments: str, within: Sequence[str] = ()) -> Child:
+        """Run `corolla ARGUMENTS --json --exit-with-parent`; `within`: words before it that `exec` it elsewhere."""
         log_path = Path(self._logs.name) / f"{len(self._children)}.log"
         with log_path.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - our own program, no shell
-                [sys.executable, "-m", "corolla", *arguments, "--json", "--exit-with-parent"],
+                [*within, sys.executable, "-m", "corolla", *arguments, "--json", "--exit-with-parent"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
