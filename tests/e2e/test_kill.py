@@ -4,13 +4,10 @@ Real processes over libp2p, S in three spans, a replica of each always up. Each 
 no second: a session that is left behind anywhere would refuse the next one there.
 """
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +18,9 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from corolla import AutoDistributedModelForCausalLM
+from corolla.apps.bench.fleet import Blow, Fleet, freeze, kill_daemon, kill_family, kill_python
 from corolla.apps.bench.setup import ONE_THREAD
-from corolla.apps.processes import Child, Processes
+from corolla.apps.processes import Processes
 from corolla.client.config import ClientConfig
 from corolla.client.inference import InferenceSession
 from corolla.client.model import DistributedModelForCausalLM
@@ -33,8 +31,6 @@ from corolla.swarm.watch import Watcher
 pytestmark = pytest.mark.slow
 
 SPANS = ("0:3", "3:6", "6:8")
-REPLICAS = 3
-"""Of each span at the start: two must be up whenever a test begins, and new ones start while tests run."""
 START_TIMEOUT_S = 100.0
 GONE_WITHIN_S = 20.0
 MAX_LENGTH = 1600
@@ -49,124 +45,31 @@ CONFIG = ClientConfig(liveness=Liveness(interval_s=0.3, dead_after_s=1.2))
 """Short heartbeats, so that frozen servers are found soon. A false alarm on a busy machine costs time, never text."""
 
 
-@dataclass(slots=True)
-class Server:
-    """One server process with its daemon; their numbers, since asking at the moment of the kill would take too long."""
-
-    span: str
-    child: Child
-    peer: PeerId | None = None
-    daemon: int = 0
-
-    @property
-    def pids(self) -> tuple[int, int]:
-        return self.daemon, self.child.process.pid
-
-    def wait_ready(self) -> None:
-        if self.peer is None:
-            self.peer = self.child.wait_ready(time.monotonic() + START_TIMEOUT_S).peer
-            self.daemon = self.child.daemon_pid
-
-
-def kill_family(server: Server) -> None:
-    for pid in server.pids:
-        os.kill(pid, signal.SIGKILL)
-
-
-def kill_python(server: Server) -> None:
-    os.kill(server.child.process.pid, signal.SIGKILL)
-
-
-def kill_daemon(server: Server) -> None:
-    os.kill(server.daemon, signal.SIGKILL)
-
-
-def freeze(server: Server) -> None:
-    for pid in server.pids:
-        os.kill(pid, signal.SIGSTOP)
-
-
-def thaw(server: Server) -> None:
-    for pid in server.pids:
-        os.kill(pid, signal.SIGCONT)
-
-
-Blow = Callable[[Server], None]
-
-
-@dataclass(slots=True)
-class Fleet:
-    """The servers that are up, and those on their way."""
-
-    model: Path
-    processes: Processes
-    address: str
-    up: dict[PeerId, Server] = field(default_factory=dict[PeerId, Server])
-    starting: list[Server] = field(default_factory=list[Server])
-    lost: list[Server] = field(default_factory=list[Server])
-    frozen: list[Server] = field(default_factory=list[Server])
-
-    def begin(self, span: str) -> None:
-        words = ["--blocks", span, "--cache-tokens", str(MAX_LENGTH), "--join", self.address]
-        self.starting.append(Server(span, self.processes.start(f"server {span}", "serve", str(self.model), *words)))
-
-    def gather(self) -> None:
-        """Thaw who is frozen, and wait until every span has two servers."""
-        while self.frozen:
-            server = self.frozen.pop()
-            thaw(server)
-            assert server.peer is not None
-            self.up[server.peer] = server
-        while short := [span for span in SPANS if self.count(span) < 2]:
-            self._welcome(next(server for server in self.starting if server.span in short))
-
-    def _welcome(self, server: Server) -> None:
-        server.wait_ready()
-        self.starting.remove(server)
-        assert server.peer is not None
-        self.up[server.peer] = server
-
-    def _take(self, peer: PeerId) -> Server:
-        """One that serves: it may have become ready since we looked."""
-        for server in list(self.starting):
-            if peer not in self.up and server.child.has_spoken:
-                self._welcome(server)
-        return self.up.pop(peer)
-
-    def count(self, span: str) -> int:
-        return sum(server.span == span for server in self.up.values())
-
-    def strike(self, blow: Blow, peers: Sequence[PeerId]) -> None:
-        """Lose these servers, all at once; others start in their place."""
-        victims = [self._take(peer) for peer in peers]
-        for victim in victims:
-            blow(victim)
-        if blow is freeze:
-            self.frozen += victims
-            return
-        self.lost += victims
-        for victim in victims:
-            self.begin(victim.span)
-
-
 @pytest.fixture(scope="module")
-def fleet(model_s: Path) -> Iterator[Fleet]:
+def all_servers(model_s: Path) -> Iterator[Fleet]:
     with Processes(ONE_THREAD) as processes:
-        bootstrap = processes.start("the bootstrap peer", "bootstrap")
-        fleet = Fleet(model_s, processes, bootstrap.wait_ready(time.monotonic() + START_TIMEOUT_S).addr)
-        for span in SPANS * REPLICAS:
-            fleet.begin(span)
+        fleet = Fleet(processes, model_s, SPANS, ("--cache-tokens", str(MAX_LENGTH)))
+        fleet.launch()
         yield fleet
-        fleet.gather()
-        family = [pid for server in (*fleet.up.values(), *fleet.lost) for pid in server.pids]
-        family += [server.child.process.pid for server in fleet.starting]
+        fleet.wait_all()
+        family = [pid for member in (*fleet.up.values(), *fleet.lost) for pid in member.pids]
     assert_gone(family)
 
 
+@pytest.fixture
+def fleet(all_servers: Fleet) -> Fleet:
+    """Two servers of each span are up; more may be on the way."""
+    all_servers.replace_lost()
+    all_servers.gather()
+    return all_servers
+
+
 @pytest.fixture(scope="module")
-def swarm(fleet: Fleet) -> Iterator[DistributedModelForCausalLM]:
-    fleet.gather()
-    model = AutoDistributedModelForCausalLM.from_pretrained(fleet.model, initial_peers=[fleet.address], config=CONFIG)
+def swarm(all_servers: Fleet) -> Iterator[DistributedModelForCausalLM]:
+    all_servers.gather()
+    model = AutoDistributedModelForCausalLM.from_pretrained(
+        all_servers.model, initial_peers=[all_servers.address], config=CONFIG
+    )
     yield model
     model.close()
 
@@ -218,7 +121,6 @@ def route_of(session: InferenceSession) -> list[PeerId]:
 def test_lost_between_two_tokens(
     fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow, places: list[int]
 ) -> None:
-    fleet.gather()
     with swarm.inference_session(max_length=MAX_LENGTH) as session:
         before: list[PeerId] = []
 
@@ -243,7 +145,6 @@ def test_lost_between_two_tokens(
 def test_lost_in_a_long_prefill(
     fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow, place: int
 ) -> None:
-    fleet.gather()
     with swarm.inference_session(max_length=MAX_LENGTH) as session, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(swarm.generate, LONG, max_new_tokens=NEW_TOKENS, session=session, **GREEDY)
         victim = wait_for_route(session)[place]
@@ -274,7 +175,6 @@ def wait_for_route(session: InferenceSession) -> list[PeerId]:
 def test_lost_between_two_answers(
     fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow, places: list[int]
 ) -> None:
-    fleet.gather()
     with swarm.inference_session(max_length=MAX_LENGTH) as session:
         first = swarm.generate(SHORT, max_new_tokens=NEW_TOKENS, **GREEDY)[:, SHORT.shape[1] :]
         fleet.strike(blow, [route_of(session)[place] for place in places])
@@ -287,7 +187,6 @@ def test_lost_before_the_first_token(
     fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow
 ) -> None:
     """The client still believes in servers that are gone when it first asks them."""
-    fleet.gather()
     with swarm.inference_session(max_length=MAX_LENGTH) as session:
         swarm.generate(SHORT, max_new_tokens=1, **GREEDY)
         favourites = route_of(session)
@@ -305,7 +204,6 @@ def test_another_is_lost_while_the_first_is_being_replaced(
     fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], pause_s: float
 ) -> None:
     """Behind a long prompt, whose replay takes a while."""
-    fleet.gather()
     with swarm.inference_session(max_length=MAX_LENGTH) as session:
         threads: list[threading.Thread] = []
 
@@ -328,7 +226,6 @@ def test_another_is_lost_while_the_first_is_being_replaced(
 
 
 def test_no_survivor_holds_anything(fleet: Fleet, swarm: DistributedModelForCausalLM) -> None:
-    fleet.gather()
     watcher = Watcher(swarm.connection.swarm.transport, swarm.served.fingerprint)
     deadline = time.monotonic() + GONE_WITHIN_S
     while True:
@@ -342,7 +239,8 @@ def test_no_survivor_holds_anything(fleet: Fleet, swarm: DistributedModelForCaus
 
 def test_the_lost_leave_no_process(fleet: Fleet) -> None:
     """Each half of a server ends when the other is killed."""
-    assert_gone([pid for server in fleet.lost for pid in server.pids])
+    assert len(fleet.lost) > len(SPANS)
+    assert_gone([pid for member in fleet.lost for pid in member.pids])
 
 
 def assert_gone(pids: Sequence[int]) -> None:
