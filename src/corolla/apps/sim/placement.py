@@ -23,6 +23,8 @@ MODEL = Fingerprint("0" * 32)
 COST = CostModel()
 RECORD_LIFE_S = 180.0
 RENEWED_S = 45.0
+REPLACED_S = 600.0
+"""From a death until somebody else joins, in the mean."""
 SAMPLE_S = 60.0
 
 
@@ -205,6 +207,14 @@ class _Life:
         self.board.abandon(peer)
         self.history.deaths.append(loop_time())
 
+    async def die_now_and_then(self, per_second: float) -> None:
+        """At random moments, this often in the mean; a new server comes a while after each."""
+        loop = asyncio.get_running_loop()
+        while per_second > 0:
+            await asyncio.sleep(self.rng.expovariate(per_second))
+            self.die()
+            loop.call_later(self.rng.expovariate(1 / REPLACED_S), self.be_born)
+
     def sample(self) -> None:
         servers = [server for server, _ in self.living.values()]
         actual = [placed for server in servers if (placed := server.placed()) is not None]
@@ -222,7 +232,7 @@ def _weakest(placed: Iterable[Placed], num_blocks: int) -> float:
 
 
 async def simulate(churn: Churn, *, deaths_at: Sequence[float] = ()) -> History:
-    """Servers join within ten minutes; some leave without a word and as many come, for `hours`.
+    """Servers join within ten minutes; then some die without a word, each followed by a new one, for `hours`.
 
     `deaths_at`: seconds at which one more dies.
     """
@@ -231,19 +241,12 @@ async def simulate(churn: Churn, *, deaths_at: Sequence[float] = ()) -> History:
         life.be_born()
         await asyncio.sleep(life.rng.uniform(0, 600 / churn.num_servers))
     per_second = churn.leave_share_per_hour * churn.num_servers / 3600
-    tasks = [asyncio.create_task(_happen(life.rng, per_second, what)) for what in (life.die, life.be_born)]
+    dying = asyncio.create_task(life.die_now_and_then(per_second))
     for at_s in deaths_at:
         asyncio.get_running_loop().call_at(at_s, life.die)
     while loop_time() < 3600 * churn.hours:
         await asyncio.sleep(SAMPLE_S)
         life.sample()
-    for task in (*tasks, *(task for _, task in life.living.values())):
+    for task in (dying, *(task for _, task in life.living.values())):
         task.cancel()
     return life.history
-
-
-async def _happen(rng: random.Random, per_second: float, what: Callable[[], None]) -> None:
-    """Do it at random moments, this often in the mean."""
-    while per_second > 0:
-        await asyncio.sleep(rng.expovariate(per_second))
-        what()
