@@ -50,6 +50,16 @@ def start(rounds: int) -> None:
     run(rounds)
 
 
+@command.command("recovery")
+@rounds_option
+@logging_options("warning")
+def recovery(rounds: int) -> None:
+    """How long the text stands still when the server in use is killed, frozen or told to leave."""
+    from corolla.apps.bench.recovery import run
+
+    run(rounds)
+
+
 @command.command("wan")
 @rounds_option
 @logging_options("warning")
