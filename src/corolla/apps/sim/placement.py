@@ -1,7 +1,7 @@
 """Servers that come, place themselves, move and die: no network and no blocks, but the very functions of a server.
 
 `server/placing.py` runs unchanged over a board where each announcement is seen a moment later and a dead server's
-stays until it expires. What is recorded once a minute is what the living servers really put through, beside the best
+stays until it expires. What is recorded every two minutes is what the living servers really put through, beside the best
 that a search finds for the same servers with a free hand. For `run_virtual`.
 """
 
@@ -25,7 +25,7 @@ RECORD_LIFE_S = 180.0
 RENEWED_S = 45.0
 REPLACED_S = 600.0
 """From a death until somebody else joins, in the mean."""
-SAMPLE_S = 60.0
+SAMPLE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
