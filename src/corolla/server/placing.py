@@ -39,6 +39,8 @@ class PlacingConfig:
     longest_wait_s: float = 3.0
     mean_check_s: float = 60.0
     """Between two looks whether to move: uniform between none and twice this, so that servers take turns."""
+    check_per_server_s: float = 0.5
+    """In a large swarm each looks more seldom (a thousand: every 500 s), so that reading costs no more in sum."""
     settling_check_s: float = 20.0
     """The same once moving has been found worth it: several servers may have to move one after the other."""
     settling_s: float = 900.0
@@ -146,11 +148,12 @@ async def keep_placed(
     `move` brings the server to a span and returns when it is announced there: load, drain and switch are its own
     (`memory.transition` says in which order).
     """
-    settling_until = -math.inf
+    settling_until, num_servers = -math.inf, 0
     while True:
-        is_settling = loop_time() < settling_until
-        await asyncio.sleep(rng.uniform(0.0, 2 * (config.settling_check_s if is_settling else config.mean_check_s)))
+        least_s = config.settling_check_s if loop_time() < settling_until else config.mean_check_s
+        await asyncio.sleep(rng.uniform(0.0, 2 * max(least_s, config.check_per_server_s * num_servers)))
         view = await publisher.read()
+        num_servers = len(view.servers)
         model = Model(view.num_blocks, None if cuts is None else frozenset(cuts))
         if plan_for(view, model, cost).gain >= LEAST_GAIN:
             settling_until = loop_time() + config.settling_s

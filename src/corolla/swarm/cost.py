@@ -28,8 +28,8 @@ class CostModel:
     """Assumed of one block on a server that has not measured itself (predecessor: 300)."""
     near_tie: float = 0.05
     """Routes within this share of the best count as equal, so that clients do not all take the same one."""
-    switch_gain: float = 0.1
-    """A route in use is left only for one that is cheaper by this share: twice a near tie, so that none flutters."""
+    switch_gain: float = 0.2
+    """A route in use is left only for one that is cheaper by this share, so that clients do not flutter."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
