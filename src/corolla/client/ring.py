@@ -1,0 +1,399 @@
+"""The ring: which server has which place, and how a route is taken so that every place has what it needs.
+
+A route is a list of places, linked server to server; at some borders the client stands between two servers that
+cannot reach each other. Taking a route puts all of them under a new version (`Open`), hears what each holds, and
+orders what is missing: history to those that begin afresh, live steps to those that missed them. What is decided
+lies in `client/recovery.py`; when and why is `client/session.py`'s.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from corolla.client.hop import Hop, Listener, ServerLink
+from corolla.client.recovery import Held, Place, mark_fresh, must_rebuild, plan_resends
+from corolla.client.router import Router, ServedModel
+from corolla.errors import (
+    CacheFull,
+    HopFailed,
+    MissingBlocks,
+    Overloaded,
+    RemoteProtocolError,
+    SessionLost,
+    SwarmError,
+)
+from corolla.ids import PeerId, new_session_id
+from corolla.swarm.route import Route
+from corolla.wire import messages as wire
+from corolla.wire.journal import Journal
+from corolla.wire.tensors import DType, WireTensor
+
+T = TypeVar("T")
+
+PACED_BYTES = 4 << 20
+PACE_S = 0.002
+"""A replay waits while more than this is unsent, and looks again so often."""
+UNBOUNDED = 1 << 50
+"""The client's own journal is bounded by the session's length: it holds what the user's prompt and text amount to."""
+
+
+class SwarmAccess(Protocol):
+    """What a session needs of the swarm it runs on (`client/swarm.py`)."""
+
+    @property
+    def own_peer(self) -> PeerId: ...
+
+    async def find_route(
+        self, model: ServedModel, *, blocks: range, tokens_needed: int, without: frozenset[PeerId]
+    ) -> Route: ...
+
+    async def link(self, peer: PeerId) -> ServerLink: ...
+
+    def router(self, model: ServedModel) -> Router:
+        """Told of what the session sees of servers."""
+        ...
+
+
+@dataclass(slots=True)
+class Pending:
+    """A step under way: pushed to the segment that begins at block `at`, its answer outstanding."""
+
+    step: wire.Step
+    num_tokens: int
+    want: wire.Want
+    at: int = 0
+    is_pushed: bool = False
+    output: wire.Output | None = None
+
+
+class PlacesFailed(Exception):
+    """Taking a route failed at these servers; others may do."""
+
+    def __init__(self, errors: Mapping[PeerId, SwarmError]) -> None:
+        self.errors = errors
+        self.error = next(iter(errors.values()))
+        super().__init__(str(self.error))
+
+
+class Ring:
+    """One session's servers, in the order of their blocks. Belongs to one loop; who calls `take` has it alone."""
+
+    def __init__(
+        self,
+        swarm: SwarmAccess,
+        model: ServedModel,
+        listener: Listener,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        wire_dtype: DType,
+    ) -> None:
+        self.places: list[Place] = []
+        self.hops: list[Hop] = []
+        """One for each place."""
+        self.version = -1
+        """Of the route: counts how often one was taken."""
+        self.heads: dict[int, Journal] = {0: Journal(UNBOUNDED)}
+        """First block of each segment → what the client pushed there."""
+        self.standby: dict[PeerId, Hop] = {}
+        """Servers that are built up beside the route."""
+        self.progress = asyncio.Event()
+        """Set when one of those has come further."""
+        self._swarm = swarm
+        self._model = model
+        self._listener = listener
+        self._session = new_session_id()
+        self._max_tokens = max_tokens
+        self._max_rows = max_rows
+        self._wire_dtype: DType = wire_dtype
+        self._pending: Mapping[int, Pending] = {}
+        self._refed: set[int] = set()
+        """Heads whose cache is rebuilt from what the segment before them gives back."""
+        self._replaying: dict[tuple[int, int], wire.Step] = {}
+        """(step_no, position) of steps that are replayed through the client."""
+
+    @property
+    def opened(self) -> list[wire.Opened]:
+        return [hop.opened for hop in self.hops if hop.opened is not None]
+
+    def close(self) -> None:
+        """Give the session's place on every server back."""
+        for hop in (*self.hops, *self.standby.values()):
+            hop.close()
+
+    def drop(self, hop: Hop, error: SwarmError) -> None:
+        """That server is at fault by our own evidence: leave it."""
+        hop.link.drop(hop)
+        hop.fail(error)
+
+    # --- steps
+
+    def push(self, pending: Pending, at: int, hidden: WireTensor) -> None:
+        """To the head of the segment that begins at block `at`."""
+        pending.at = at
+        step = replace(pending.step, hidden=hidden, want=self.want_at(pending, at), route_version=self.version)
+        journal = self.heads[at]
+        if step.step_no > journal.last_step_no:
+            journal.add(step)
+        self.hop_at(at).push(step)
+
+    def want_at(self, pending: Pending, at: int) -> wire.Want:
+        """A segment that is not the last must give every position: they all go on."""
+        return pending.want if at == max(self.heads) else "all"
+
+    def hop_at(self, block: int) -> Hop:
+        return next(hop for hop in self.hops if hop.start == block)
+
+    def segment_of(self, tail: Hop) -> int | None:
+        """First block of the segment that ends with this hop."""
+        index = self.hops.index(tail)
+        if index + 1 < len(self.hops) and self.hops[index + 1].start not in self.heads:
+            return None
+        return max(head for head in self.heads if head <= tail.start)
+
+    def head_after(self, head: int) -> int | None:
+        """First block of the segment after the one that begins here; None: that is the last."""
+        return min((other for other in self.heads if other > head), default=None)
+
+    def part_at(self, start: int, position: int) -> None:
+        """From now on the client passes on what comes to this block; up to `position` it was not kept."""
+        if start not in self.heads:
+            journal = self.heads[start] = Journal(UNBOUNDED)
+            journal.skip(position)
+            self.heads = dict(sorted(self.heads.items()))
+
+    def pass_replay_on(self, hop: Hop, output: wire.Output) -> None:
+        """From the tail of one segment to the head of the next."""
+        if hop not in self.hops or output.hidden is None:
+            return
+        tokens = output.hidden.shape[1]
+        step = self._replaying.get((output.step_no, output.position - tokens))
+        segment = self.segment_of(hop)
+        head = None if segment is None else self.head_after(segment)
+        if step is None or head not in self._refed:
+            return
+        goes_on = self.head_after(head) in self._refed
+        step = replace(
+            step, hidden=output.hidden, want="all" if goes_on else "none", route_version=self.version, timings=[]
+        )
+        journal = self.heads[head]
+        if step.step_no > journal.last_step_no and (step.trim_to is not None or step.rows is not None):
+            journal.add(step)
+        else:
+            journal.add_history(step)
+        self.hop_at(head).push(step)
+
+    # --- taking a route
+
+    async def take(self, places: list[Place], pending: Mapping[int, Pending], *, last_answered: int) -> None:
+        """Put every place on the route, as often as it takes for all to have what they need.
+
+        `pending`: the steps under way; those up to `last_answered` need no answer any more. Raises PlacesFailed.
+        """
+        self._pending = pending
+        self._follow_borders(places)
+        while True:
+            held = await self._open_all(places)
+            whole = {start: journal.first_position == 0 for start, journal in self.heads.items()}
+            rebuilt = must_rebuild(places, held, whole, last_answered)
+            fresh = {index for index, place in enumerate(places) if place.is_fresh}
+            if rebuilt == fresh:
+                break
+            places = mark_fresh(places, rebuilt)
+        await self._connect()
+        if self.version > 0:
+            await self._resend(places, held, live_from=last_answered + 1)
+        self.places = [Place(place.peer, place.start, place.end) for place in places]
+
+    async def build_aside(self, hop: Hop, index: int, position: int) -> None:
+        """Give a server that stands by the history up to `position`, beside the route."""
+        ask = self._ask([*self.places[:index], Place(hop.peer, hop.start, hop.end), *self.places[index + 1 :]], index)
+        await hop.open(replace(ask, is_fresh=True, standby=True, hold=True))
+        if hop.start in self.heads and self.heads[hop.start].first_position > 0:
+            raise MissingBlocks(list(range(hop.start, hop.end)), "its history has to come round from the start")
+        if hop.start in self.heads:
+            await hop.connect()
+            await self._replay_to(hop, self.heads[hop.start], live_from=1 << 60)
+        else:
+            self.hops[index - 1].replay(
+                wire.Replay(
+                    session=self._session, route_version=self.version, from_position=0, live_from=1 << 60, to=hop.peer
+                )
+            )
+        while hop.opened is not None and hop.opened.cached_tokens < position:
+            self.progress.clear()
+            await self.progress.wait()
+            if hop.error is not None:
+                raise hop.error
+
+    def _follow_borders(self, places: Sequence[Place]) -> None:
+        """Where a new place lies across a border that the client kept, that border is gone."""
+        starts = {place.start for place in places}
+        for head in [head for head in self.heads if head not in starts]:
+            del self.heads[head]
+        for pending in self._pending.values():
+            pending.at = max(head for head in self.heads if head <= pending.at)
+
+    async def _open_all(self, places: Sequence[Place]) -> list[Held]:
+        """All hops at once, under a new route version. Raises PlacesFailed, naming all that will not."""
+        self.version += 1
+        hops = _all_or_failed(
+            [place.peer for place in places],
+            await asyncio.gather(*(self._hop_for(place) for place in places), return_exceptions=True),
+        )
+        for old in self.hops:
+            if old not in hops:
+                old.close()
+        self.hops = hops
+        self.places = list(places)
+        asks = [self._ask(places, index) for index in range(len(places))]
+        answers = await asyncio.gather(
+            *(hop.open(ask) for hop, ask in zip(hops, asks, strict=True)), return_exceptions=True
+        )
+        for hop, answer in zip(hops, answers, strict=True):
+            if isinstance(answer, _MAY_DO_ELSEWHERE):
+                self.drop(hop, answer)
+        return [
+            Held(opened.cached_tokens, opened.last_step_no, opened.journal_from)
+            for opened in _all_or_failed([hop.peer for hop in hops], answers)
+        ]
+
+    async def _hop_for(self, place: Place) -> Hop:
+        """The hop that holds this place already, or a new one. A server that takes other blocks begins afresh."""
+        if place.catches_up and place.peer in self.standby:
+            return self.standby[place.peer]
+        for hop in self.hops:
+            if hop.peer == place.peer and hop.error is None:
+                hop.start, hop.end = place.start, place.end
+                return hop
+        link = await self._swarm.link(place.peer)
+        return self.new_hop(link, place.start, place.end)
+
+    def _ask(self, places: Sequence[Place], index: int) -> wire.Open:
+        place = places[index]
+        following = places[index + 1] if index + 1 < len(places) else None
+        if following is not None and following.start in self.heads:
+            following = None
+        feeds_fresh = following is not None and (following.is_fresh or following.catches_up)
+        return wire.Open(
+            session=self._session,
+            route_version=self.version,
+            fingerprint=self._model.fingerprint,
+            start=place.start,
+            end=place.end,
+            max_tokens=self._max_tokens,
+            max_rows=self._max_rows,
+            upstream=self._swarm.own_peer if place.start in self.heads else places[index - 1].peer,
+            next=None if following is None else following.peer,
+            want="last",
+            is_fresh=place.is_fresh,
+            hold=feeds_fresh and not place.is_fresh and self.version > 0,
+            replay_on=feeds_fresh and place.is_fresh,
+            wire_dtype=self._wire_dtype,
+        )
+
+    async def _connect(self) -> None:
+        """Our own streams: to the head of every segment, and from its tail."""
+        ends = {index for index, hop in enumerate(self.hops) if hop.start in self.heads}
+        ends |= {index - 1 for index in ends if index > 0} | {len(self.hops) - 1}
+        hops = [self.hops[index] for index in sorted(ends)]
+        outcomes = await asyncio.gather(*(hop.connect() for hop in hops), return_exceptions=True)
+        for hop, outcome in zip(hops, outcomes, strict=True):
+            if isinstance(outcome, _MAY_DO_ELSEWHERE):
+                self.drop(hop, outcome)
+        _all_or_failed([hop.peer for hop in hops], outcomes)
+
+    async def _resend(self, places: Sequence[Place], held: Sequence[Held], *, live_from: int) -> None:
+        """Give every place what it lacks: history to the fresh ones, live steps to those that missed them."""
+        self._begin_refeeding(places)
+        for order in plan_resends(places, held, self.heads):
+            self._order_replay(order.index, order.from_position, order.from_step, live_from)
+        for head, journal in self.heads.items():
+            index = next(index for index, place in enumerate(places) if place.start == head)
+            tail = self._tail_of(head)
+            if head in self._refed:
+                continue
+            if places[index].is_fresh or places[index].catches_up:
+                await self._replay_to(self.hops[index], journal, live_from, held[index].position)
+            else:
+                for step in journal.recent(held[index].last_step_no + 1):
+                    self.hops[index].push(replace(step, route_version=self.version))
+            here = [no for no, p in self._pending.items() if p.is_pushed and p.output is None and p.at == head]
+            if here and not places[tail].is_fresh and held[tail].last_step_no >= min(here):
+                self._order_replay(tail, None, min(here), live_from)
+
+    def _order_replay(self, index: int, from_position: int | None, from_step: int, live_from: int) -> None:
+        self.hops[index].replay(
+            wire.Replay(
+                session=self._session,
+                route_version=self.version,
+                from_position=from_position,
+                from_step=from_step,
+                live_from=live_from,
+            )
+        )
+
+    async def _replay_to(self, hop: Hop, journal: Journal, live_from: int, from_position: int = 0) -> None:
+        """Build a head's cache, from this position on, from our own journal."""
+        opened = hop.opened
+        assert opened is not None
+        journal.compact()
+        steps = [*journal.replay(from_position, opened.max_chunk_tokens, opened.window_bytes)]
+        steps += [
+            replace(step, replay=step.step_no < live_from)
+            for step in journal.recent(0)
+            if step.position + step.hidden.shape[1] > from_position
+        ]
+        if self._refed and hop.start == 0:
+            steps = [replace(step, want="all") if step.replay else step for step in steps]
+            self._replaying = {(step.step_no, step.position): step for step in steps if step.replay}
+        for step in steps:
+            while hop.pending_bytes > PACED_BYTES and hop.error is None:  # noqa: ASYNC110 - nobody tells us of room
+                await asyncio.sleep(PACE_S)
+            hop.push(replace(step, route_version=self.version))
+
+    def _begin_refeeding(self, places: Sequence[Place]) -> None:
+        """Where the client stands between two servers and has not kept all it passed on, a rebuilt server is fed by
+        replaying everything from the start; what comes back from each segment goes on to the next."""
+        gaps = [
+            place.start
+            for place in places
+            if place.is_fresh and place.start in self.heads and self.heads[place.start].first_position > 0
+        ]
+        self._refed = {head for head in self.heads if 0 < head <= max(gaps, default=0)}
+        self._replaying = {}
+        for head in self._refed:
+            self.heads[head] = Journal(UNBOUNDED)
+        if self._refed:
+            for pending in self._pending.values():
+                pending.at = 0
+
+    def _tail_of(self, head: int) -> int:
+        end = self.head_after(head) or self._model.num_blocks
+        return next(index for index, hop in enumerate(self.hops) if hop.end == end)
+
+    def new_hop(self, link: ServerLink, start: int, end: int) -> Hop:
+        return Hop(link, self._session, start, end, self._listener)
+
+
+_MAY_DO_ELSEWHERE = (HopFailed, CacheFull, Overloaded, SessionLost, RemoteProtocolError)
+"""What one server's failure to take a place looks like; everything else is our own mistake."""
+
+
+def _all_or_failed(peers: Sequence[PeerId], outcomes: Sequence[T | BaseException]) -> list[T]:
+    """The results. Raises what is our own mistake, else PlacesFailed with every server's error."""
+    results: list[T] = []
+    errors: dict[PeerId, SwarmError] = {}
+    for peer, outcome in zip(peers, outcomes, strict=True):
+        if isinstance(outcome, _MAY_DO_ELSEWHERE):
+            errors[peer] = outcome
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            results.append(outcome)
+    if errors:
+        raise PlacesFailed(errors)
+    return results

@@ -1,0 +1,96 @@
+"""Who takes a lost place: others for just the lost blocks, or a whole new route that keeps whom it can."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from corolla.client.config import ClientConfig
+from corolla.client.recovery import Place, lost_runs, replace_lost
+from corolla.client.ring import SwarmAccess
+from corolla.client.router import ServedModel
+from corolla.clock import loop_time
+from corolla.errors import HopFailed, MissingBlocks, RemoteProtocolError, SwarmError
+from corolla.ids import PeerId, short
+from corolla.swarm.route import Route
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""How often a swarm that does not cover a block is looked at again."""
+
+
+class Substitutes:
+    """One session's choice of servers; remembers whom it leaves out."""
+
+    def __init__(self, swarm: SwarmAccess, model: ServedModel, config: ClientConfig, *, tokens_needed: int) -> None:
+        self.draining: set[PeerId] = set()
+        """Servers that said they leave: not chosen any more."""
+        self._swarm = swarm
+        self._model = model
+        self._shun_s = config.shun_s
+        self._tokens_needed = tokens_needed
+        self._shunned: dict[PeerId, float] = {}
+
+    async def wait_for(self, places: Sequence[Place], lost: set[int], deadline: float) -> list[Place]:
+        """The places with others in the lost ones' stead; the whole route when there is none yet.
+
+        While nothing covers a block, waits for a server to appear. Raises MissingBlocks when none has in time.
+        """
+        for index in lost:
+            self.shun(places[index].peer)
+        is_told = False
+        while True:
+            try:
+                return await self._choose(places, lost)
+            except MissingBlocks as missing:
+                if loop_time() >= deadline:
+                    raise
+                if not is_told:
+                    log.warning("no server for blocks %s: waiting for one", missing.blocks)
+                    is_told = True
+                await asyncio.sleep(POLL_S)
+
+    async def find(self, blocks: range, *, without: frozenset[PeerId]) -> Route:
+        """A route over these blocks, past all that are left out. Raises MissingBlocks."""
+        now = loop_time()
+        shunned = frozenset(peer for peer, until in self._shunned.items() if until > now)
+        return await self._swarm.find_route(
+            self._model,
+            blocks=blocks,
+            tokens_needed=self._tokens_needed,
+            without=without | shunned | self.draining,
+        )
+
+    def leave_out(self, errors: Mapping[PeerId, SwarmError]) -> None:
+        """These would not take their place."""
+        router = self._swarm.router(self._model)
+        for peer, error in errors.items():
+            self.shun(peer)
+            if isinstance(error, HopFailed | RemoteProtocolError):  # our own evidence; a refusal is no fault
+                router.saw_fault(peer)
+            log.info("server left out", extra={"peer": short(peer), "reason": str(error)[:200]})
+
+    def shun(self, peer: PeerId) -> None:
+        self._shunned[peer] = loop_time() + self._shun_s
+
+    async def _choose(self, places: Sequence[Place], lost: set[int]) -> list[Place]:
+        if places:
+            try:
+                return await self._choose_apart(places, lost)
+            except MissingBlocks:
+                log.info("no server for the lost blocks alone")
+        route = await self.find(range(self._model.num_blocks), without=frozenset())
+        kept = {(place.peer, place.start, place.end): place for place in places}
+        return [
+            kept.get((hop.peer, hop.start, hop.end)) or Place(hop.peer, hop.start, hop.end, is_fresh=True)
+            for hop in route.hops
+        ]
+
+    async def _choose_apart(self, places: Sequence[Place], lost: set[int]) -> list[Place]:
+        """Others for just the lost blocks: everyone else keeps the cache."""
+        taken = {place.peer for index, place in enumerate(places) if index not in lost}
+        substitutes: dict[int, Route] = {}
+        for blocks in lost_runs(places, lost):
+            route = substitutes[blocks.start] = await self.find(blocks, without=frozenset(taken))
+            taken |= {hop.peer for hop in route.hops}  # one place for each server: it knows a session by its id
+        return replace_lost(places, lost, substitutes)
