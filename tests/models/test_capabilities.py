@@ -16,6 +16,7 @@ STRUCTURE = Structure(
     cache_argument="past_key_values",
     embedding_size=4,
     stream_shape=("batch", "tokens", 4),
+    stream_dtype=torch.float32,
 )
 
 DATAFLOW = plain_chain(4)

@@ -106,8 +106,8 @@ def test_a_family_with_a_recurrent_state_says_that_it_cannot_go_back(tmp_path):
 
 
 def test_a_family_with_a_cache_class_of_its_own_is_refused(tmp_path):
-    checkpoint = open_checkpoint(write_tiny(tmp_path / "minimax", "minimax", num_local_experts=2))
-    with pytest.raises(BadInput, match="minimax: keeps its state in a way of its own"):
+    checkpoint = open_checkpoint(write_tiny(tmp_path / "xlstm", "xlstm"))
+    with pytest.raises(BadInput, match="xlstm: keeps its state in a way of its own"):
         load_span(checkpoint, 0, 2)
 
 

@@ -8,7 +8,7 @@ buffers: `torch.cat` costs 44 µs a block and token at 512 tokens, and grows; th
 
 from collections.abc import Container, Iterable, Sequence
 from functools import cache as memoize
-from typing import Final, cast
+from typing import Final, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -154,6 +154,15 @@ def _ghost(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, position: Po
     return ghost
 
 
+Kind = TypeVar("Kind", bound=DynamicCache)
+
+
+@memoize
+def with_calls(kind: type[Kind], calls: type) -> type[Kind]:
+    """`kind`, answering a family's own `calls` too; `object`: there are none."""
+    return kind if calls is object else cast("type[Kind]", type(kind.__name__, (kind, calls), {}))
+
+
 class SpanCache(GhostedCache):
     """What one session holds on a server: the state of blocks `[start, end)` for `rows` sequences.
 
@@ -166,7 +175,7 @@ class SpanCache(GhostedCache):
         self.end = end
         self.rows = rows
         self._hosted_layers = cast("list[CacheLayerMixin]", [self.layers[index] for index in hosted])
-        self._sliding_layers = [layer for layer in self._hosted_layers if isinstance(layer, DynamicSlidingWindowLayer)]
+        self._sliding_layers = [layer for layer in self._hosted_layers if _is_plain_sliding(layer)]
         for layer in self._sliding_layers:
             layer.activate_past_recording()
 
@@ -217,6 +226,11 @@ class SpanCache(GhostedCache):
             for layer in self._hosted_layers:
                 layer.reorder_cache(cast("torch.LongTensor", index))
             self.rows = len(rows)
+
+
+def _is_plain_sliding(layer: CacheLayerMixin) -> TypeGuard[DynamicSlidingWindowLayer]:
+    """Whether a layer is a window of keys and no more: what also has a recurrent state cannot go back anyway."""
+    return isinstance(layer, DynamicSlidingWindowLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
 def _drop_beyond_slack(layer: DynamicSlidingWindowLayer) -> None:

@@ -1,7 +1,8 @@
 """What a loaded span can do, found out by trying: from signatures and a short run, never from a list of names.
 
-The run puts a few random positions through the span in one piece and in several, goes back and runs some again. A
-family that is not exact in chunks even by itself, whose state cannot be brought back, or that looks ahead, shows it.
+The run puts a few random positions through the span in one piece and in several, with another session in between,
+goes back and runs some again. A family that is not exact in chunks even by itself, whose state cannot be brought back
+or is kept where other sessions reach it, or that looks ahead, shows it.
 """
 
 from collections.abc import Callable
@@ -17,8 +18,14 @@ from corolla.models.dataflow import Dataflow
 from corolla.models.family import Structure
 
 _NUM_TOKENS: Final = 8
-_CHUNKS: Final = ((0, 4), (4, 7), (7, 8))
-_FIRST_END: Final = _CHUNKS[0][1]
+Pieces = tuple[tuple[int, int], ...]
+_CHUNKS: Final[Pieces] = ((0, 4), (4, 7), (7, 8))
+_ONE_PIECE: Final[Pieces] = ((0, 6), (6, 7), (7, 8))
+
+Run = Callable[[SpanCache, int, int], Tensor]
+
+_CODE_FAILS: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
+"""What a family's code may raise when it is run in a way that it was not written for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +63,71 @@ class RunnableSpan(Protocol):
 def find_capabilities(span: RunnableSpan) -> Capabilities:
     """Try the span out. Raises BadInput when its weights give NaN or its family is not a decoder."""
     structure, run = span.structure, _runner(span)
-    at_once = run(span.new_cache(1), 0, _NUM_TOKENS)
+    try:
+        at_once = run(span.new_cache(1), 0, _NUM_TOKENS)
+    except _CODE_FAILS as failure:
+        raise BadInput(f"{structure.family}: its blocks do not run by themselves: {failure}") from failure
     if not bool(torch.isfinite(at_once).all()):
         raise BadInput(f"{structure.family}: the blocks give NaN or infinity: damaged weights, or too narrow a dtype")
-    cache, sizes, outputs = span.new_cache(1), list[int](), list[Tensor]()
-    for first, last in _CHUNKS:
-        outputs.append(run(cache, first, last))
-        sizes.append(cache.used_bytes)
-    if not _is_close(outputs[0], at_once[:, :_FIRST_END]):
+    trial = _run_in_pieces(span, run, _CHUNKS)
+    if trial is not None and not _is_close(trial.outputs[0], at_once[:, : trial.first_end]):
         raise BadInput(f"{structure.family}: later positions change earlier ones, so it is not a decoder")
-    per_token = (sizes[1] - sizes[0]) // (_CHUNKS[1][1] - _FIRST_END)
+    in_chunks = trial is not None and _is_close(torch.cat(trial.outputs, 1), at_once)
+    if trial is None or not in_chunks:
+        trial = _run_in_one_piece(span, run)
+    num_new = trial.pieces[1][1] - trial.first_end
+    per_token = (trial.sizes[1] - trial.sizes[0]) // num_new
     return Capabilities(
         family=structure.family,
         needs_token_ids=span.dataflow.needs_token_ids,
         takes_position_ids=structure.takes_position_ids,
         cuts=span.dataflow.cuts,
-        can_trim=_trims_exactly(run, cache, outputs),
-        prefill_in_chunks=_is_close(torch.cat(outputs, 1), at_once),
+        can_trim=_trims_exactly(run, trial),
+        prefill_in_chunks=in_chunks,
         cache_bytes_per_token=per_token,
-        cache_bytes_per_row=max(0, sizes[0] - per_token * _FIRST_END),
+        cache_bytes_per_row=max(0, trial.sizes[0] - per_token * trial.first_end),
     )
 
 
-Run = Callable[[SpanCache, int, int], Tensor]
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One session's run, piece by piece."""
+
+    pieces: Pieces
+    cache: SpanCache
+    outputs: list[Tensor]
+    sizes: list[int]
+    """Bytes held after each piece."""
+
+    @property
+    def first_end(self) -> int:
+        return self.pieces[0][1]
+
+
+def _run_in_pieces(span: RunnableSpan, run: Run, pieces: Pieces, *, with_another: bool = True) -> _Trial | None:
+    """Run all positions; after the first piece another session steps in between. None: the family's code raises."""
+    trial = _Trial(pieces, span.new_cache(1), [], [])
+    for first, last in pieces:
+        try:
+            trial.outputs.append(run(trial.cache, first, last))
+        except _CODE_FAILS:
+            return None
+        trial.sizes.append(trial.cache.used_bytes)
+        if with_another and first == 0:
+            run(span.new_cache(1), 1, last)
+    return trial
+
+
+def _run_in_one_piece(span: RunnableSpan, run: Run) -> _Trial:
+    """A prompt, then single positions. Raises BadInput when that does not work or other sessions show in it."""
+    family = span.structure.family
+    alone = _run_in_pieces(span, run, _ONE_PIECE, with_another=False)
+    trial = _run_in_pieces(span, run, _ONE_PIECE)
+    if alone is None or trial is None:
+        raise BadInput(f"{family}: its blocks cannot go on from a cache, not even by single positions")
+    if not all(torch.equal(output, expected) for output, expected in zip(trial.outputs, alone.outputs, strict=True)):
+        raise BadInput(f"{family}: its blocks keep state outside their cache, so sessions would mix")
+    return trial
 
 
 def _runner(span: RunnableSpan) -> Run:
@@ -93,14 +142,14 @@ def _runner(span: RunnableSpan) -> Run:
     return run
 
 
-def _trims_exactly(run: Run, cache: SpanCache, outputs: list[Tensor]) -> bool:
-    """Go back to the end of the first chunk and run the others again: the same shapes, so the same bits."""
-    if not cache.can_trim(_FIRST_END):
+def _trims_exactly(run: Run, trial: _Trial) -> bool:
+    """Go back to the end of the first piece and run the others again: the same shapes, so the same bits."""
+    if not trial.cache.can_trim(trial.first_end):
         return False
-    cache.trim(_FIRST_END)
+    trial.cache.trim(trial.first_end)
     return all(
-        torch.equal(run(cache, first, last), before)
-        for (first, last), before in zip(_CHUNKS[1:], outputs[1:], strict=True)
+        torch.equal(run(trial.cache, first, last), before)
+        for (first, last), before in zip(trial.pieces[1:], trial.outputs[1:], strict=True)
     )
 
 

@@ -15,16 +15,19 @@ from typing import Final, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from corolla.errors import BadInput
+from corolla.models.cache import with_calls
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.dataflow import Dataflow, plain_chain, watch_blocks
 from corolla.models.dataless import Dataless
 from corolla.models.skeleton import CACHE_ARGUMENTS, BlockList, Exit, PassThrough, SpanDone, find_blocks, text_config
+from corolla.models.special import ORDINARY, Special, special_for
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +59,27 @@ class Structure:
     embedding_size: int
     stream_shape: tuple[Axis | int, ...]
     """Shape of the hidden state between blocks: `("batch", "tokens", hidden_size)` for most families."""
+    stream_dtype: torch.dtype
+    """The model's, but for families that keep their residuals in float32."""
+    special: Special = ORDINARY
+    extra_width: int = 0
+    """Numbers that travel behind the hidden state's own (`Special.extra_width`)."""
+
+    @property
+    def own_width(self) -> int:
+        """Numbers for each position that reach block 0."""
+        return math.prod(size for size in self.stream_shape if isinstance(size, int))
 
     @property
     def width(self) -> int:
         """Numbers for each position of each row that travel between blocks: `hidden_size` for most families."""
-        return math.prod(size for size in self.stream_shape if isinstance(size, int))
+        return self.own_width + self.extra_width
 
     def flatten(self, stream: Tensor) -> Tensor:
         """The hidden state as it travels: [batch, tokens, width]."""
         if self._is_flat:
-            return stream
+            missing = self.width - stream.shape[-1]
+            return functional.pad(stream, (0, missing)) if missing else stream
         axes = self.stream_shape.index("batch"), self.stream_shape.index("tokens")
         return stream.movedim(axes, (0, 1)).flatten(2)
 
@@ -99,11 +113,13 @@ def causal_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTr
     return cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
 
 
-def outline_of(family: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
-    """The whole model without its weights (meta device)."""
+def outline_of(family: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The whole model without its weights (meta device), made ready as its family needs it."""
     with torch.device("meta"), quiet():
         # What `AutoModel.from_config` calls; from there one cannot get at a class of our own.
-        return family._from_config(copy.deepcopy(config))  # pyright: ignore[reportPrivateUsage]
+        outline = family._from_config(copy.deepcopy(config), dtype=dtype)  # pyright: ignore[reportPrivateUsage]
+    special_for(str(config.model_type)).prepare(outline)
+    return outline
 
 
 def inspect_family(outline: PreTrainedModel) -> Structure:
@@ -113,15 +129,21 @@ def inspect_family(outline: PreTrainedModel) -> Structure:
     """
     place = find_blocks(outline)
     family = str(outline.config.model_type)
-    if not _has_ordinary_cache(outline):
+    special = special_for(family)
+    if not special.has_own_cache and not _has_ordinary_cache(outline):
         raise BadInput(f"{family}: keeps its state in a way of its own, which corolla does not know")
     parameters = inspect.signature(type(place.runner).forward).parameters
+    stream = _stream_at_first_block(outline, place)
+    axes: dict[int, Axis] = {_PROBE_BATCH: "batch", _PROBE_LENGTH: "tokens"}
     return Structure(
         family=family,
         takes_position_ids="position_ids" in parameters,
         cache_argument=next(name for name in CACHE_ARGUMENTS if name in parameters),
         embedding_size=_embedding_size(outline),
-        stream_shape=_stream_shape(outline, place),
+        stream_shape=tuple(axes.get(size, size) for size in stream.shape),
+        stream_dtype=stream.dtype,
+        special=special,
+        extra_width=special.extra_width(text_config(outline.config)),
     )
 
 
@@ -130,11 +152,14 @@ def watch_family(outline: PreTrainedModel, structure: Structure) -> Dataflow:
 
     Raises BadInput when the family cannot be cut at all.
     """
-    cache = DynamicCache(config=text_config(outline.config))
+    special = structure.special
+    cache = with_calls(DynamicCache, special.cache_calls)(config=text_config(outline.config))
     place = find_blocks(outline)
 
     def run(token_ids: Tensor) -> None:
-        place.runner(input_ids=token_ids, use_cache=True, **{structure.cache_argument: cache})
+        place.runner(
+            **{"input_ids": token_ids, "use_cache": True, structure.cache_argument: cache, **special.arguments}
+        )
 
     try:
         with quiet():
@@ -169,8 +194,8 @@ def _embedding_size(outline: PreTrainedModel) -> int:
     return int(weight.shape[-1])
 
 
-def _stream_shape(outline: PreTrainedModel, place: BlockList) -> tuple[Axis | int, ...]:
-    """Run the outline up to block 0 and look at what comes."""
+def _stream_at_first_block(outline: PreTrainedModel, place: BlockList) -> Tensor:
+    """Run the outline up to block 0: what comes there, without data."""
     first = place.blocks[0]
     place.blocks[0] = Exit(PassThrough(first, None))
     token_ids = torch.zeros(_PROBE_BATCH, _PROBE_LENGTH, dtype=torch.int64, device="meta")
@@ -178,8 +203,7 @@ def _stream_shape(outline: PreTrainedModel, place: BlockList) -> tuple[Axis | in
         with torch.no_grad(), quiet(), Dataless():
             place.runner(input_ids=token_ids, use_cache=False)
     except SpanDone as done:
-        axes: dict[int, Axis] = {_PROBE_BATCH: "batch", _PROBE_LENGTH: "tokens"}
-        return tuple(axes.get(size, size) for size in done.hidden.shape)
+        return done.hidden
     finally:
         place.blocks[0] = first
     raise AssertionError("the family's forward did not reach its first block")

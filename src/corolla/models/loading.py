@@ -23,6 +23,7 @@ from corolla.models.family import causal_class, inspect_family, outline_of, quie
 from corolla.models.prequantized import quantizer_of
 from corolla.models.skeleton import prune, stand_ins_for_pruned
 from corolla.models.span import Span
+from corolla.models.special import special_for
 from corolla.models.stored import STORED_DTYPES, StoredTensor
 
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
@@ -43,7 +44,8 @@ def load_span(
     check_span(checkpoint, start, end)
     config = read_config(checkpoint)
     family = causal_class(checkpoint, config)
-    outline = outline_of(family, config)
+    dtype = dtype or checkpoint_dtype(checkpoint, config)
+    outline = outline_of(family, config, dtype)
     structure = inspect_family(outline)
     dataflow = watch_family(outline, structure)
     check_cuts(checkpoint, dataflow, start, end)
@@ -95,6 +97,7 @@ def pruned_class(
 
     def build(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:
         family.__init__(self, config, *args, **kwargs)
+        special_for(str(config.model_type)).prepare(self)
         prune(self, start, end, keep_ends=keep_ends, needed=needed)
 
     def tie(self: PreTrainedModel, missing_keys: set[str] | None = None, recompute_mapping: bool = True) -> None:
@@ -111,7 +114,7 @@ def load_pruned(
     kind: type[PreTrainedModel],
     outline: PreTrainedModel,
     *,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
     device: torch.device | str,
     is_mapped: bool = False,
 ) -> PreTrainedModel:
@@ -127,7 +130,7 @@ def load_pruned(
         "state_dict": {
             name: StoredTensor(checkpoint.tensors[stored], is_mapped=is_mapped) for name, stored in sources.items()
         },
-        "dtype": dtype or checkpoint_dtype(checkpoint, outline.config),
+        "dtype": dtype,
         "output_loading_info": True,
     }
     if str(device) != "cpu":

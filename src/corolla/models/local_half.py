@@ -20,7 +20,7 @@ from corolla.errors import BadInput
 from corolla.models.cache import GhostedCache
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.family import Structure, causal_class, inspect_family, outline_of, read_config
-from corolla.models.loading import load_pruned, pruned_class
+from corolla.models.loading import checkpoint_dtype, load_pruned, pruned_class
 from corolla.models.skeleton import Given, PassThrough, SkeletonBlocks, find_blocks, hidden_argument, prune, text_config
 
 
@@ -135,7 +135,8 @@ def load_local_half(
     """
     config = read_config(checkpoint)
     family = causal_class(checkpoint, config)
-    outline = outline_of(family, config)
+    dtype = dtype or checkpoint_dtype(checkpoint, config)
+    outline = outline_of(family, config, dtype)
     structure = inspect_family(outline)
     prune(outline, 0, 0, keep_ends=True)
     members = {"structure": structure, "forward": _forward_through_swarm(family, structure)}
@@ -192,7 +193,8 @@ class _Request:
         )
         self.cache.advance(num_new)
         # Some families' forwards insist on the length they began with; the head uses the last position only.
-        return structure.unflatten(output.expand(hidden.shape) if self.last_only else output)
+        given = output.expand(hidden.shape) if self.last_only else output
+        return structure.unflatten(given[..., : structure.own_width])
 
 
 _request: ContextVar[_Request | None] = ContextVar("request", default=None)
@@ -231,7 +233,8 @@ def _forward_through_swarm(family: type[PreTrainedModel], structure: Structure) 
         request = _open_request(self, structure, arguments)
         token = _request.set(request)
         try:
-            output = family_forward(self, **{**arguments, structure.cache_argument: request.cache})
+            given = {**arguments, structure.cache_argument: request.cache, **structure.special.arguments}
+            output = family_forward(self, **given)
         finally:
             _request.reset(token)
         if not request.keeps_cache and hasattr(output, structure.cache_argument):

@@ -147,10 +147,15 @@ class Given(_StandIn):
 class StubEmbedding(_StandIn):
     """Stands for an embedding table that a server does not hold. What it gives is replaced at the first block."""
 
+    def __init__(self, donor: nn.Module, *, is_for_tokens: bool) -> None:
+        super().__init__(donor)
+        self.is_for_tokens = is_for_tokens
+
     def __call__(self, *args: object, **kwargs: object) -> Tensor:
         indices = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        size = self.embedding_dim
-        return torch.zeros(*indices.shape, size, dtype=self.weight.dtype, device=indices.device)
+        # Others get whatever their family makes positions of; one position of one row broadcasts with any batch.
+        shape = indices.shape if self.is_for_tokens else (1, 1)
+        return torch.zeros(*shape, self.embedding_dim, dtype=self.weight.dtype, device=indices.device)
 
 
 class StubModule(_StandIn):
@@ -231,15 +236,16 @@ def prune(
     `needed` names the parameters out there that blocks use, which stay.
     """
     place = find_blocks(model)
-    kept = [
+    left = [
         block if start <= index < end else PassThrough(block, count_outputs(block))
         for index, block in enumerate(place.blocks)
     ]
-    place.replace(nn.ModuleList(kept))
+    place.replace(nn.ModuleList(left))
     if not keep_ends:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         used = {identity for identity, name in names.items() if name in needed}
-        _stub_outside(model, cast("nn.ModuleList", getattr(place.owner, place.attribute)), used)
+        kept = cast("nn.ModuleList", getattr(place.owner, place.attribute))
+        _stub_outside(model, kept, used, model.get_input_embeddings())
     _keep_ties(model)
 
 
@@ -262,7 +268,7 @@ def stand_ins_for_pruned(model: PreTrainedModel) -> dict[str, str]:
     return cast("dict[str, str]", model.__dict__[_STAND_INS])
 
 
-def _stub_outside(module: nn.Module, blocks: nn.ModuleList, used: set[int]) -> None:
+def _stub_outside(module: nn.Module, blocks: nn.ModuleList, used: set[int], tokens: nn.Module) -> None:
     """Replace the largest parts that have weights, none of them used, and neither contain the blocks nor are they."""
     for name, child in list(module.named_children()):
         parameters = {id(parameter) for parameter in child.parameters()}
@@ -270,9 +276,15 @@ def _stub_outside(module: nn.Module, blocks: nn.ModuleList, used: set[int]) -> N
             continue
         is_container = isinstance(child, nn.ModuleList | nn.ModuleDict)  # the family's forward goes through its items
         if is_container or any(part is blocks for part in child.modules()) or not parameters.isdisjoint(used):
-            _stub_outside(child, blocks, used)
+            _stub_outside(child, blocks, used, tokens)
         else:
-            setattr(module, name, StubEmbedding(child) if isinstance(child, nn.Embedding) else StubModule(child))
+            setattr(module, name, _stub_for(child, tokens))
+
+
+def _stub_for(module: nn.Module, tokens: nn.Module) -> nn.Module:
+    if isinstance(module, nn.Embedding):
+        return StubEmbedding(module, is_for_tokens=module is tokens)
+    return StubModule(module)
 
 
 def count_outputs(block: nn.Module) -> int | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from corolla.models.cache import SpanCache
+from corolla.models.cache import SpanCache, with_calls
 from corolla.models.capabilities import Capabilities, find_capabilities
 from corolla.models.dataflow import Dataflow
 from corolla.models.family import Structure
@@ -59,7 +59,10 @@ class Span:
         self.blocks = self._whole_list[start:end]
         parameter = next(self.blocks[0].parameters())
         self.device = parameter.device
-        self.dtype: torch.dtype = model.dtype
+        self.dtype = structure.stream_dtype
+        """Of what travels; the weights' own for most families."""
+        self._weights_dtype: torch.dtype = model.dtype
+        self._cache_kind = with_calls(SpanCache, structure.special.cache_calls)
         self._config = text_config(model.config)
         self._section = lru_cache(_MAX_SECTIONS)(self._build_section)
         self._installed: _Section | None = None
@@ -83,7 +86,7 @@ class Span:
         start, end = self.start if start is None else start, self.end if end is None else end
         assert self.start <= start < end <= self.end, "the session checks blocks before"
         layers = [index for used in self.dataflow.cache_layers[start:end] for index in used]
-        return SpanCache(self._config, start, end, rows, layers)
+        return self._cache_kind(self._config, start, end, rows, layers)
 
     def self_test(self) -> Capabilities:
         """What this span can do, found by a short run. Raises BadInput when it cannot serve."""
@@ -119,6 +122,7 @@ class Span:
             arguments["position_ids"] = positions
         if left_padding is not None and any(left_padding):
             arguments["attention_mask"] = self._attention_mask(left_padding, cache.num_tokens + num_new)
+        arguments |= self.structure.special.arguments
         section = self._section(cache.start, cache.end)
         self._install(section)
         stream = self.structure.unflatten(hidden.to(device=self.device, dtype=self.dtype))
@@ -160,7 +164,7 @@ class Span:
     def _placeholder(self, num_rows: int, num_new: int) -> Tensor:
         """Embeddings of which only shape, dtype and device matter: the entry puts the hidden state in their place."""
         size = self.structure.embedding_size
-        return torch.zeros(num_rows, num_new, size, dtype=self.dtype, device=self.device)
+        return torch.zeros(num_rows, num_new, size, dtype=self._weights_dtype, device=self.device)
 
     def _attention_mask(self, left_padding: Sequence[int], num_tokens: int) -> Tensor:
         """int64 [rows, num_tokens]: 0 at the left padding, 1 elsewhere, as the family's forward takes it."""
