@@ -15,48 +15,25 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from torch.nn import functional
 
 from corolla.apps.bench.echo import measure_echo
+from corolla.apps.bench.ends import Ends
 from corolla.apps.bench.setup import ONE_THREAD, Chain, describe_setup, model_s, spread, start_chains
 from corolla.apps.cli.network import client_network
 from corolla.apps.processes import Processes
 from corolla.client.config import ClientConfig
 from corolla.client.router import ServedModel
 from corolla.client.swarm import Swarm, join_swarm
-from corolla.models.checkpoint import Checkpoint, open_checkpoint
+from corolla.models.checkpoint import open_checkpoint
 from corolla.models.fingerprint import fingerprint
 from corolla.models.loading import load_span
 from corolla.models.overhead import SpanOverhead, measure_span_overhead
-from corolla.models.stored import read_tensor
 from corolla.models.tensors import to_torch, to_wire
 from corolla.net.libp2p.transport import open_transport
 
 COUNTS = (1, 2, 4)
 PROMPT_TOKENS = 16
 DECODE_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """Head and tail of S, by hand: embedding, norm and output matrix."""
-
-    embedding: Tensor
-    norm: Tensor
-    output: Tensor
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> "Ends":
-        names = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
-        return cls(*(read_tensor(checkpoint.tensors[name]) for name in names))
-
-    def head(self, token_ids: Tensor) -> Tensor:
-        return functional.embedding(token_ids, self.embedding)
-
-    def tail(self, hidden: Tensor) -> Tensor:
-        normed = functional.rms_norm(hidden[:, -1], (hidden.shape[-1],), self.norm, 1e-6)
-        return functional.linear(normed, self.output).argmax(-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,33 @@ def recovery(rounds: int) -> None:
     run(rounds)
 
 
+@command.command("replay")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=1, show_default=True, help="Texts with losses and without."
+)
+@click.option("--length", type=click.IntRange(min=64), default=1024, show_default=True, help="Tokens of each text.")
+@click.option("--texts", type=click.IntRange(min=1), default=40, show_default=True, help="Texts in each number format.")
+@logging_options("warning")
+def replay(rounds: int, length: int, texts: int) -> None:
+    """The rate that is kept when 1 % of requests to a stage lose its state; texts that differ in bf16."""
+    from corolla.apps.bench.replay import run
+
+    run(rounds, length, texts)
+
+
+@command.command("kills")
+@click.option(
+    "--in-memory", type=click.IntRange(min=0), default=1000, show_default=True, help="Kills in memory."
+)
+@click.option("--real", type=click.IntRange(min=0), default=20, show_default=True, help="Kills of server processes.")
+@logging_options("error")
+def kills(in_memory: int, real: int) -> None:
+    """One long text while one server after another is killed: differing tokens, and waits."""
+    from corolla.apps.bench.kills import run
+
+    run(in_memory, real)
+
+
 @command.command("wan")
 @rounds_option
 @logging_options("warning")
