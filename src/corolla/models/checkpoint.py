@@ -36,6 +36,7 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "consolidated.00.pth")
 _BLOCK_COUNT_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_BLOCK_LIST_KEYS = ("layers_block_type", "layer_types")
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 _GENERATING = ("CausalLM", "LMHead", "ConditionalGeneration")
 """One of these is part of every class name that has a language model's head."""
@@ -129,7 +130,7 @@ def _check_decoder(file: Path, config: dict[str, object]) -> None:
 
 
 def _num_blocks(file: Path, config: dict[str, object]) -> int:
-    num_blocks = _first_count(config, _BLOCK_COUNT_KEYS)
+    num_blocks = _first_count(config, _BLOCK_COUNT_KEYS) or _count_listed(config)
     if not num_blocks:
         raise BadInput(f"{file}: does not say how many blocks the model has ({', '.join(_BLOCK_COUNT_KEYS)})")
     return num_blocks
@@ -144,6 +145,12 @@ def _first_count(config: dict[str, object], keys: tuple[str, ...]) -> int | None
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
     return None
+
+
+def _count_listed(config: dict[str, object]) -> int | None:
+    """How many kinds of blocks a config lists where it gives no number."""
+    listed = (config.get(key) for key in _BLOCK_LIST_KEYS)
+    return next((len(cast("list[object]", kinds)) for kinds in listed if isinstance(kinds, list) and kinds), None)
 
 
 def _read_tensors(files: ModelFiles) -> dict[str, TensorInfo]:

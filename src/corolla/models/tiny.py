@@ -127,6 +127,7 @@ _OWN: Final[Mapping[str, Settings]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "minimax": {"layer_types": _pattern("linear_attention", "full_attention"), "block_size": 4},
     "mixtral": {"sliding_window": _LEAVE_OUT},
+    "nemotron_h": {"layers_block_type": _pattern("linear_attention", "moe", "full_attention")},
     "olmo3": _SLIDING_THRICE,
     "phi3": {"sliding_window": _LEAVE_OUT},
     "qwen3_5_moe_text": _LINEAR_THRICE,
