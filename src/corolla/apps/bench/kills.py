@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.bench.fleet import Fleet, kill_family
-from corolla.apps.bench.generation import Generation, generate, prompt_of
+from corolla.apps.bench.generation import generate, prompt_of
 from corolla.apps.bench.setup import ONE_THREAD, describe_setup, model_s, spread
 from corolla.apps.processes import Processes
 from corolla.apps.sim.long_run import LongRun, live_long
@@ -34,7 +34,7 @@ class RealRun:
     """A text of real blocks and what was killed under it."""
 
     kills: int
-    generation: Generation
+    steps_s: list[float]
     num_differing: int
 
 
@@ -61,11 +61,14 @@ def _run_real(model: Path, num_kills: int) -> RealRun:
         fleet.launch()
         fleet.gather()
         swarm = AutoDistributedModelForCausalLM.from_pretrained(model, initial_peers=[fleet.address])
+        waited_s = [0.0] * num_tokens
         with swarm.inference_session(max_length=PROMPT_TOKENS + num_tokens) as session:
 
             def strike(number: int) -> None:
                 if number % TOKENS_PER_KILL == 0 and number < num_tokens:
-                    fleet.gather()
+                    began = time.perf_counter()
+                    fleet.gather()  # our own wait for processes to start is no step's
+                    waited_s[number - 1] = time.perf_counter() - began
                     fleet.strike(kill_family, [rng.choice(session.route).peer_id])
                     fleet.replace_lost()
 
@@ -73,7 +76,8 @@ def _run_real(model: Path, num_kills: int) -> RealRun:
         swarm.close()
         kills = len(fleet.lost)
     differing = int((generation.tokens != expected.tokens).sum())
-    return RealRun(kills, generation, differing)
+    steps_s = [step_s - pause_s for step_s, pause_s in zip(generation.steps_s, waited_s, strict=False)]
+    return RealRun(kills, steps_s, differing)
 
 
 def _print_in_memory(console: Console, run: LongRun, seconds: float) -> None:
@@ -86,8 +90,7 @@ def _print_in_memory(console: Console, run: LongRun, seconds: float) -> None:
 
 
 def _print_real(console: Console, run: RealRun) -> None:
-    steps_s = run.generation.steps_s
     console.print(
-        f"processes, S: {run.kills} kills of a server in use in {len(steps_s) + 1} tokens: {run.num_differing} differ; "
-        f"steps {spread([1000 * step_s for step_s in steps_s], ' ms')}. Aim: 0."
+        f"processes, S: {run.kills} kills of a server in use in {len(run.steps_s) + 1} tokens: {run.num_differing} "
+        f"differ; steps {spread([1000 * step_s for step_s in run.steps_s], ' ms')}. Aim: 0."
     )
