@@ -61,6 +61,8 @@ def test_a_server_is_killed_and_both_answers_are_the_local_models(
     assert routes["0:2"] == ["server", "A", "server", "A"]
     assert routes["2:4"] == ["server", victim, "server", {"B": "D", "D": "B"}[victim]]
     assert any("the two texts are the same" in line for line in lines)
+    (wait_s,) = (float(line.split()[-8]) for line in lines if line.startswith("the longest wait for a token"))
+    assert wait_s > 0
 
 
 def draw(*, width: int, is_terminal: bool) -> str:

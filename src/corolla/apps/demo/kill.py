@@ -8,6 +8,7 @@ goes on as if nothing had been.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -40,11 +41,11 @@ class Answer:
 
     @property
     def stall_s(self) -> float | None:
-        """From the kill to the next token."""
+        """The longest wait for a token from the kill on."""
         if self.killed_at is None or self.pace is None:
             return None
-        after = [at for at in self.pace.token_times if at > self.killed_at]
-        return after[0] - self.killed_at if after else None
+        times = [self.killed_at, *(at for at in self.pace.token_times if at > self.killed_at)]
+        return max((later - earlier for earlier, later in pairwise(times)), default=None)
 
 
 def show_kill(plan: Plan, stage: Stage) -> None:
@@ -123,8 +124,8 @@ def _judge(stage: Stage, calm: Answer, struck: Answer) -> None:
     if struck.stall_s is not None and calm.pace is not None and calm.pace.tokens_per_s is not None:
         stage.out.print(
             Text(
-                f"the next token came {struck.stall_s:.2f} s after the kill; without one they are "
-                f"{1 / calm.pace.tokens_per_s:.2f} s apart",
+                f"the longest wait for a token after the kill was {struck.stall_s:.2f} s; undisturbed they come "
+                f"every {1 / calm.pace.tokens_per_s:.2f} s",
                 style="bold",
             )
         )
