@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from corolla.client.config import ClientConfig
 from corolla.client.connection import Connection
 from corolla.errors import BadInput
-from corolla.models.source import SourceOptions, open_model_source
+from corolla.models.source import open_model_source
+from corolla.models.source_options import SourceOptions
 from corolla.net.gate import GateConfig
 from corolla.net.libp2p.addresses import parse_peer_address
 from corolla.net.libp2p.config import NetworkConfig

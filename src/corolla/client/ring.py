@@ -158,6 +158,11 @@ class Ring:
         """First block of the segment after the one that begins here; None: that is the last."""
         return min((other for other in self.heads if other > head), default=None)
 
+    @property
+    def has_links(self) -> bool:
+        """Whether some server pushes on to another."""
+        return any(place.start not in self.heads for place in self.places)
+
     def part_at(self, start: int, position: int) -> None:
         """From now on the client passes on what comes to this block; up to `position` it was not kept."""
         if start not in self.heads:

@@ -50,10 +50,10 @@ class Substitutes:
                     is_told = True
                 await asyncio.sleep(POLL_S)
 
-    async def find(self, blocks: range, *, without: frozenset[PeerId]) -> Route:
+    async def find(self, blocks: range, *, without: frozenset[PeerId], spare_shunned: bool = True) -> Route:
         """A route over these blocks, past all that are left out. Raises MissingBlocks."""
         now = loop_time()
-        shunned = frozenset(peer for peer, until in self._shunned.items() if until > now)
+        shunned = frozenset(peer for peer, until in self._shunned.items() if until > now and spare_shunned)
         return await self._swarm.find_route(
             self._model,
             blocks=blocks,
@@ -74,23 +74,32 @@ class Substitutes:
         self._shunned[peer] = loop_time() + self._shun_s
 
     async def _choose(self, places: Sequence[Place], lost: set[int]) -> list[Place]:
+        """Past those that failed before, if anybody else is there; else they get another chance."""
+        try:
+            return await self._choose_from(places, lost, spare_shunned=True)
+        except MissingBlocks:
+            return await self._choose_from(places, lost, spare_shunned=False)
+
+    async def _choose_from(self, places: Sequence[Place], lost: set[int], *, spare_shunned: bool) -> list[Place]:
         if places:
             try:
-                return await self._choose_apart(places, lost)
+                return await self._choose_apart(places, lost, spare_shunned=spare_shunned)
             except MissingBlocks:
-                log.info("no server for the lost blocks alone")
-        route = await self.find(range(self._model.num_blocks), without=frozenset())
+                log.debug("no server for the lost blocks alone")
+        route = await self.find(range(self._model.num_blocks), without=frozenset(), spare_shunned=spare_shunned)
         kept = {(place.peer, place.start, place.end): place for place in places}
         return [
             kept.get((hop.peer, hop.start, hop.end)) or Place(hop.peer, hop.start, hop.end, is_fresh=True)
             for hop in route.hops
         ]
 
-    async def _choose_apart(self, places: Sequence[Place], lost: set[int]) -> list[Place]:
+    async def _choose_apart(self, places: Sequence[Place], lost: set[int], *, spare_shunned: bool) -> list[Place]:
         """Others for just the lost blocks: everyone else keeps the cache."""
         taken = {place.peer for index, place in enumerate(places) if index not in lost}
         substitutes: dict[int, Route] = {}
         for blocks in lost_runs(places, lost):
-            route = substitutes[blocks.start] = await self.find(blocks, without=frozenset(taken))
+            route = substitutes[blocks.start] = await self.find(
+                blocks, without=frozenset(taken), spare_shunned=spare_shunned
+            )
             taken |= {hop.peer for hop in route.hops}  # one place for each server: it knows a session by its id
         return replace_lost(places, lost, substitutes)

@@ -10,7 +10,6 @@ A directory of that name comes first. Imports neither torch nor the hub's client
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,24 +19,11 @@ from corolla.models.disk_cache import DiskCache, Say, user_cache
 from corolla.models.gguf import find_gguf, open_gguf
 from corolla.models.hub import Hub, HubConfig, is_repository_name
 from corolla.models.hub_files import HubFiles, open_repository
+from corolla.models.source_options import SourceOptions
 from corolla.models.transfer import Progress, show_nothing
 
 _TOKENIZER_KINDS: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _DEFAULT_REVISION: Final = "main"
-
-
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """Where a model may come from, as a user says it once for a command."""
-
-    revision: str | None = None
-    token: str | None = None
-    """For gated repositories; None: the saved login or HF_TOKEN."""
-    cache_dir: Path | None = None
-    max_disk_bytes: int | None = None
-
-    def __repr__(self) -> str:  # a token never reaches a log
-        return f"SourceOptions(revision={self.revision!r}, cache_dir={self.cache_dir!r})"
 
 
 def open_model_source(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from corolla.errors import BadInput
-from corolla.models.source import SourceOptions
+from corolla.models.source_options import SourceOptions
 from corolla.net.liveness import Liveness
 
 DTypeChoice = Literal["auto", "bfloat16", "float16", "float32"]

@@ -186,6 +186,7 @@ class Handler:
                         raise Unsupported(f"the session is open for blocks {held.start}:{held.stop}")
                     held.start, held.stop = ask.start, ask.end
                 held.state = on_reopen(held.state, ask)
+                held.is_on_route = False
                 self.spawn(self._reroute(held, ask))
                 return
             session = self._admit(control, ask)
@@ -297,9 +298,11 @@ class Handler:
             session.reached_next.clear()
             session.next = ask.next
         session.awaits_replay, session.is_standby = ask.hold, ask.standby
+        session.is_on_route = False
         journal_from = await self.executor.call(partial(session.take_route, ask, self.runner))
         if session.ended.is_set() or session.state.route_version != ask.route_version:
             return
+        session.is_on_route = True
         if ask.next is not None and not session.reached_next.is_set() and not ask.standby:
             self.spawn(self._dial_next(session, ask.next))
         session.control.channel.send(self._opened(session, journal_from))
@@ -337,15 +340,23 @@ class Handler:
             await self.executor.call(session.push.release)
 
     async def _reach(self, session: HostedSession, peer: PeerId) -> Channel:
-        """A data stream to a server that goes on where we end. Raises HopFailed."""
-        if not await self._may_dial(peer, session.stop):
-            raise HopFailed(peer, f"it is not announced for block {session.stop} of this model")
+        """A data stream to a server that goes on where we end. Raises HopFailed.
+
+        Whether it is announced for that is looked up beside the dial, not before: a recovery would wait for it.
+        """
         stream = await self.transport.dial(peer, DATA_PROTOCOL, timeout_s=self.limits.dial_timeout_s)
         channel = Channel(
             stream, we_dialed=True, on_message=_expect_nothing, on_closed=partial(self._next_lost, session, peer)
         )
         channel.send(wire.Attach(session=session.state.session, route_version=session.state.route_version))
+        self.spawn(self._check_neighbour(session, peer, channel))
         return channel
+
+    async def _check_neighbour(self, session: HostedSession, peer: PeerId, channel: Channel) -> None:
+        """Nobody makes us talk to a stranger: close the stream again when the peer is not announced."""
+        if not await self._may_dial(peer, session.stop):
+            channel.close()
+            self._link_down(session, peer, f"it is not announced for block {session.stop} of this model")
 
     def _next_lost(self, session: HostedSession, peer: PeerId, error: SwarmError | None) -> None:
         session.aside.pop(peer, None)
@@ -413,7 +424,7 @@ class Handler:
 
     def _accept_data(self, stream: ByteStream) -> None:
         mine = sum(1 for other in self._streams if other.peer == stream.peer)
-        if mine >= self.limits.max_sessions or self.is_leaving:
+        if mine >= self.limits.max_sessions:  # not `is_leaving`: sessions that are held go on, on new routes too
             stream.close()
             return
         self._streams.add(DataStream(self, stream))
@@ -457,7 +468,7 @@ class Handler:
 
     def _read_on(self, session: HostedSession) -> None:
         link = session.upstream_link
-        while link is not None and link.unread and not session.is_full and not session.ended.is_set():
+        while link is not None and link.unread and session.takes_steps:
             if not self._act(session, link, link.unread[0]):
                 return
             link.unread.popleft()

@@ -64,6 +64,8 @@ class HostedSession:
     finished: int = 0
     """Jobs taken and done; each has one writer, the loop and the device thread."""
     awaits_replay: bool = False
+    is_on_route: bool = False
+    """False while a new route is being taken: its steps wait, or they would run on what the old one left."""
     is_standby: bool = False
     aside: dict[PeerId, Channel] = field(default_factory=dict[PeerId, Channel])
     """Streams to peers that stand by to become `next`."""
@@ -74,6 +76,10 @@ class HostedSession:
     @property
     def is_full(self) -> bool:
         return self.accepted - self.finished >= WINDOW_STEPS
+
+    @property
+    def takes_steps(self) -> bool:
+        return self.is_on_route and not self.is_full and not self.ended.is_set()
 
     @property
     def upstream_link(self) -> DataLink | None:

@@ -142,15 +142,23 @@ class Push:
             channel.send(replace(message, route_version=self.route_version))
 
     def _kept(self, from_step: int) -> Sequence[Step | Output]:
-        if self.is_tail:
-            return [output for output in self._replies if output.step_no >= from_step]
-        return self._journal.recent(from_step)
+        if not self.is_tail:
+            return self._journal.recent(from_step)
+        replies = [output for output in self._replies if output.step_no >= from_step]
+        answered = {output.step_no for output in replies}
+        pushed = (step for step in self._journal.recent(from_step) if step.step_no not in answered)
+        return sorted((*map(_as_output, pushed), *replies), key=lambda output: output.step_no)
 
     @property
     def _last_step_no(self) -> int:
         if self.is_tail:
             return self._replies[-1].step_no if self._replies else self._journal.last_step_no
         return self._journal.last_step_no
+
+
+def _as_output(step: Step) -> Output:
+    """A step that was pushed on to a server, for the client that now stands in between."""
+    return Output(step_no=step.step_no, position=step.position + step.hidden.shape[1], hidden=step.hidden)
 
 
 async def send_paced(channel: Channel, steps: Sequence[Step], route_version: int) -> None:

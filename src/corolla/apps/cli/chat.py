@@ -15,7 +15,7 @@ from corolla.errors import BadInput
 
 if TYPE_CHECKING:
     from corolla.apps.cli.conversation import Conversation, Sampling, SwarmModel
-    from corolla.models.source import SourceOptions
+    from corolla.models.source_options import SourceOptions
 
 CONTEXT_TOKENS = 4096
 """Servers lease their cache for the whole length; the longest that most can give to many."""

@@ -23,7 +23,7 @@ from transformers import (
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.cli.network import client_network
 from corolla.errors import BadInput
-from corolla.models.source import SourceOptions
+from corolla.models.source_options import SourceOptions
 
 if TYPE_CHECKING:
     from corolla.client.inference import InferenceSession

@@ -15,7 +15,7 @@ from corolla.apps.cli.options import (
 from corolla.apps.cli.progress import progress
 
 if TYPE_CHECKING:
-    from corolla.models.source import SourceOptions
+    from corolla.models.source_options import SourceOptions
 
 
 @click.command("generate")

@@ -230,7 +230,7 @@ def source_options(command: Decorated) -> Decorated:
     def with_source(
         *args: Any, revision: str | None, token: str | None, cache_dir: Path | None, max_disk: int | None, **kwargs: Any
     ) -> Any:
-        from corolla.models.source import SourceOptions  # not for --help
+        from corolla.models.source_options import SourceOptions  # not for --help
 
         return command(*args, source=SourceOptions(revision, token, cache_dir, max_disk), **kwargs)
 

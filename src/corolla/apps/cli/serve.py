@@ -24,7 +24,7 @@ from corolla.apps.cli.options import (
 from corolla.apps.cli.ready import say_ready
 
 if TYPE_CHECKING:
-    from corolla.models.source import SourceOptions
+    from corolla.models.source_options import SourceOptions
     from corolla.server.config import DTypeChoice
 
 
