@@ -14,6 +14,7 @@ from corolla.models import stored
 from corolla.models.checkpoint import open_checkpoint
 from corolla.models.loading import load_span
 from corolla.models.local_half import load_local_half
+from corolla.models.sound import is_finite
 from corolla.models.stored import map_tensor, read_tensor
 from corolla.models.testing import ChainedHalf, write_tiny
 
@@ -164,11 +165,35 @@ def damaged(tiny, tmp_path):
 VICTIM = "model.layers.1.mlp.up_proj.weight"
 
 
-def test_nan_in_the_weights_is_found_at_load(damaged):
-    checkpoint = damaged(lambda tensors: tensors[VICTIM].fill_(float("nan")))
-    with pytest.raises(BadInput, match="NaN or infinity"):
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_one_number_that_is_none_is_found_at_load_and_its_tensor_named(number, damaged):
+    checkpoint = damaged(lambda tensors: tensors[VICTIM][7].fill_(number))
+    with pytest.raises(BadInput, match=rf"model.safetensors: '{VICTIM}' holds NaN or infinity; the file is damaged"):
         load_span(checkpoint, 0, 2)
     load_span(checkpoint, 2, 4)  # nothing wrong with the others
+
+
+def test_an_expert_that_nobody_chose_is_looked_at_too(tmp_path):
+    directory = write_tiny(tmp_path / "experts", "mixtral", max_shard_size="1GB", num_local_experts=64)
+    tensors = load_file(directory / "model.safetensors")
+    name = next(name for name in tensors if ".layers.1." in name and ".63.w1" in name)
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(BadInput, match=f"'{name}' holds NaN or infinity"):
+        load_span(open_checkpoint(directory), 1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_finite_tensors_pass_whatever_their_dtype(dtype):
+    tensor = torch.linspace(-2, 2, 100).to(dtype)
+    assert is_finite(tensor)
+    tensor[50] = float("nan")
+    assert not is_finite(tensor)
+
+
+def test_integers_and_empty_tensors_are_finite():
+    assert is_finite(torch.arange(3))
+    assert is_finite(torch.empty(0))
 
 
 def test_a_missing_tensor_is_named(damaged):

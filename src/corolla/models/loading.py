@@ -22,6 +22,7 @@ from corolla.models.dataflow import Dataflow
 from corolla.models.family import causal_class, inspect_family, outline_of, quiet, read_config, watch_family
 from corolla.models.prequantized import quantizer_of
 from corolla.models.skeleton import prune, stand_ins_for_pruned
+from corolla.models.sound import SoundTensor
 from corolla.models.span import Span
 from corolla.models.special import special_for
 from corolla.models.stored import STORED_DTYPES, StoredTensor
@@ -120,15 +121,18 @@ def load_pruned(
 ) -> PreTrainedModel:
     """An instance of `kind` with the checkpoint's weights. `outline`: the same, pruned, on the meta device.
 
-    `is_mapped`: leave the weights on the disk until they are touched. Raises BadInput when a tensor is missing or has
-    another shape than the config says, or what getting them from a hub raised.
+    `is_mapped`: leave the weights on the disk until they are touched. Raises BadInput when a tensor is missing, holds
+    NaN or has another shape than the config says, or what getting them from a hub raised.
     """
     sources = needed_tensors(checkpoint, outline, quantizer_of(checkpoint, outline, device))
     needed = list(dict.fromkeys(sources.values()))
+    stored = {name: (source, checkpoint.tensors[source]) for name, source in sources.items()}
     options: dict[str, Any] = {
         "config": copy.deepcopy(outline.config),
         "state_dict": {
-            name: StoredTensor(checkpoint.tensors[stored], is_mapped=is_mapped) for name, stored in sources.items()
+            # What is mapped is not looked at: that would read it all.
+            name: StoredTensor(info, is_mapped=True) if is_mapped else SoundTensor(source, info)
+            for name, (source, info) in stored.items()
         },
         "dtype": dtype,
         "output_loading_info": True,

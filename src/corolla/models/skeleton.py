@@ -159,11 +159,13 @@ class StubEmbedding(_StandIn):
 
 
 class StubModule(_StandIn):
-    """Stands for a norm, projection or head that a server does not hold: gives its first numbers back."""
+    """Stands for a norm, projection or head that a server does not hold: gives its input back, as wide as due."""
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __call__(self, *args: object, **kwargs: object) -> Tensor:
         tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        return next(tensor for tensor in tensors if tensor.is_floating_point())
+        given = next(tensor for tensor in tensors if tensor.is_floating_point())
+        size = getattr(self, "out_features", given.shape[-1])
+        return given if size == given.shape[-1] else given.new_zeros(*given.shape[:-1], size)
 
 
 class SpanDone(BaseException):

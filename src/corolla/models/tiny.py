@@ -117,6 +117,7 @@ _OWN: Final[Mapping[str, Settings]] = {
         "expert_layer_offset": 1,
         "use_mamba_kernels": False,
     },
+    "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": 4},
     "lfm2": _CONV_THRICE,
     "lfm2_moe": _CONV_THRICE,
     "llama4_text": {
