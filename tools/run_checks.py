@@ -87,12 +87,12 @@ CHECK = (
     Part("formatting", tool("ruff", "format", "--check", "."), 5),
     Part("types", tool("basedpyright"), 45),
     Part("import contracts", tool("lint-imports", "--no-logo", "--no-cache"), 15),
-    pytest_part("fast tests", "not slow and not full", 50),
+    pytest_part("fast tests", "not slow and not full", 75),
 )
 TEST = (
     *CHECK,
-    pytest_part("slow tests", "slow and not full", 480),
-    pytest_part("long tests", "full", 300),
+    pytest_part("slow tests", "slow and not full", 600),
+    pytest_part("long tests", "full", 400),
 )
 
 

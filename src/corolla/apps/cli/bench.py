@@ -75,9 +75,7 @@ def replay(rounds: int, length: int, texts: int) -> None:
 
 
 @command.command("kills")
-@click.option(
-    "--in-memory", type=click.IntRange(min=0), default=1000, show_default=True, help="Kills in memory."
-)
+@click.option("--in-memory", type=click.IntRange(min=0), default=1000, show_default=True, help="Kills in memory.")
 @click.option("--real", type=click.IntRange(min=0), default=20, show_default=True, help="Kills of server processes.")
 @logging_options("error")
 def kills(in_memory: int, real: int) -> None:

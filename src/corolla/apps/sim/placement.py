@@ -1,8 +1,8 @@
 """Servers that come, place themselves, move and die: no network and no blocks, but the very functions of a server.
 
 `server/placing.py` runs unchanged over a board where each announcement is seen a moment later and a dead server's
-stays until it expires. What is recorded every two minutes is what the living servers really put through, beside the best
-that a search finds for the same servers with a free hand. For `run_virtual`.
+stays until it expires. What is recorded every two minutes is what the living servers really put through, beside the
+best that a search finds for the same servers with a free hand. For `run_virtual`.
 """
 
 import asyncio
