@@ -189,6 +189,12 @@ class SpanCache(GhostedCache):
         """Bytes of what is held: `nbytes` without the room to grow."""
         return sum(tensor.nbytes for layer in self._hosted_layers for tensor in _tensors(layer))
 
+    def used_bytes_of(self, layers: Sequence[int]) -> int:
+        """Bytes of what these layers hold."""
+        return sum(
+            tensor.nbytes for index in layers for tensor in _tensors(cast("CacheLayerMixin", self.layers[index]))
+        )
+
     def advance(self, num_tokens: int) -> None:
         """Count positions that the blocks have just taken in."""
         self.position.num_tokens += num_tokens

@@ -15,7 +15,7 @@ from torch import Tensor
 from corolla.errors import BadInput
 from corolla.models.cache import SpanCache
 from corolla.models.dataflow import Dataflow
-from corolla.models.family import Structure
+from corolla.models.family import CODE_FAILS, Structure
 
 _NUM_TOKENS: Final = 8
 Pieces = tuple[tuple[int, int], ...]
@@ -23,9 +23,6 @@ _CHUNKS: Final[Pieces] = ((0, 4), (4, 7), (7, 8))
 _ONE_PIECE: Final[Pieces] = ((0, 6), (6, 7), (7, 8))
 
 Run = Callable[[SpanCache, int, int], Tensor]
-
-_CODE_FAILS: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
-"""What a family's code may raise when it is run in a way that it was not written for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ def find_capabilities(span: RunnableSpan) -> Capabilities:
     structure, run = span.structure, _runner(span)
     try:
         at_once = run(span.new_cache(1), 0, _NUM_TOKENS)
-    except _CODE_FAILS as failure:
+    except CODE_FAILS as failure:
         raise BadInput(f"{structure.family}: its blocks do not run by themselves: {failure}") from failure
     if not bool(torch.isfinite(at_once).all()):
         raise BadInput(f"{structure.family}: the blocks give NaN or infinity: damaged weights, or too narrow a dtype")
@@ -110,7 +107,7 @@ def _run_in_pieces(span: RunnableSpan, run: Run, pieces: Pieces, *, with_another
     for first, last in pieces:
         try:
             trial.outputs.append(run(trial.cache, first, last))
-        except _CODE_FAILS:
+        except CODE_FAILS:
             return None
         trial.sizes.append(trial.cache.used_bytes)
         if with_another and first == 0:

@@ -42,8 +42,8 @@ _ORDINARY_INPUTS: Final = frozenset(
 )
 """What blocks take that is the hidden state, or made of positions and masks alone."""
 
-_CODE_FAILS: Final = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, LookupError)
-"""What a family's forward may raise when its tensors have no values."""
+CODE_FAILS: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
+"""What a family's code may raise when it is run in a way that it was not written for, without values among them."""
 
 _PROBE_BATCH, _PROBE_LENGTH = 13, 17
 """Sizes no family has as another dimension, so that each axis of the stream is known by its length."""
@@ -166,7 +166,7 @@ def watch_family(outline: PreTrainedModel, structure: Structure) -> Dataflow:
             return watch_blocks(outline, place, run, cache)
     except BadInput as failure:
         raise BadInput(f"{structure.family}: {failure}") from None
-    except _CODE_FAILS as failure:
+    except CODE_FAILS as failure:
         return _trusted(structure, place, failure)
 
 

@@ -6,7 +6,7 @@ found by asking transformers' own renaming rules where each would go; other peop
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType, new_class
 from typing import Any, Final, cast
 
@@ -21,6 +21,7 @@ from corolla.models.checkpoint import Checkpoint
 from corolla.models.dataflow import Dataflow
 from corolla.models.family import causal_class, inspect_family, outline_of, quiet, read_config, watch_family
 from corolla.models.prequantized import quantizer_of
+from corolla.models.quantization import Quantization, quantization_config
 from corolla.models.skeleton import prune, stand_ins_for_pruned
 from corolla.models.sound import SoundTensor
 from corolla.models.span import Span
@@ -37,10 +38,12 @@ def load_span(
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    quantization: Quantization = "none",
 ) -> Span:
     """Blocks `[start, end)`, loaded, tried out and ready. `dtype` None keeps the checkpoint's own.
 
-    Raises BadInput when the span is not in the model, the family cannot be cut, or the weights are damaged.
+    `quantization` holds the blocks' linear layers in fewer bits. Raises BadInput when the span is not in the model,
+    the family cannot be cut, the weights are damaged, or what quantizes them is not installed.
     """
     check_span(checkpoint, start, end)
     config = read_config(checkpoint)
@@ -52,7 +55,7 @@ def load_span(
     check_cuts(checkpoint, dataflow, start, end)
     prune(outline, start, end, keep_ends=False, needed=dataflow.side_parameters)
     kind = pruned_class(family, start, end, keep_ends=False, needed=dataflow.side_parameters)
-    model = load_pruned(checkpoint, kind, outline, dtype=dtype, device=device)
+    model = load_pruned(checkpoint, kind, outline, dtype=dtype, device=device, quantization=quantization)
     span = Span(model, start, end, structure, dataflow)
     span.capabilities = span.self_test()
     return span
@@ -118,6 +121,7 @@ def load_pruned(
     dtype: torch.dtype,
     device: torch.device | str,
     is_mapped: bool = False,
+    quantization: Quantization = "none",
 ) -> PreTrainedModel:
     """An instance of `kind` with the checkpoint's weights. `outline`: the same, pruned, on the meta device.
 
@@ -137,7 +141,9 @@ def load_pruned(
         "dtype": dtype,
         "output_loading_info": True,
     }
-    if str(device) != "cpu":
+    if quantization != "none":
+        options["quantization_config"] = quantization_config(quantization, dtype, outline)
+    if str(device) != "cpu" or quantization != "none":
         options["device_map"] = {"": device}
     try:
         with checkpoint.hold(needed), quiet():
@@ -159,24 +165,34 @@ def needed_tensors(
     Raises BadInput on a wrong shape.
     """
     wanted = outline.state_dict()
-    transforms = get_model_conversion_mapping(outline, None, quantizer)
-    renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
     heirs = stand_ins_for_pruned(outline)
     needed: dict[str, str] = {}
-    for name, info in checkpoint.tensors.items():
-        target, converted_by = rename_source_key(name, renamings, converters, outline.base_model_prefix, wanted)
-        if target not in wanted and name in wanted:  # as the loader does: a rule was too eager
-            target, converted_by = rename_source_key(name, [], [], outline.base_model_prefix, wanted)
+    for name, target, is_as_stored in place_tensors(checkpoint, outline, quantizer):
         if target not in wanted:
             if target in heirs:
                 needed[heirs[target]] = name
             continue
-        if converted_by is None and tuple(wanted[target].shape) != info.shape:
+        info = checkpoint.tensors[name]
+        if is_as_stored and tuple(wanted[target].shape) != info.shape:
             expected = list(wanted[target].shape)
             raise BadInput(f"{info.file}: {name!r} is {list(info.shape)}, by config.json it should be {expected}")
         needed[name] = name
     return needed
+
+
+def place_tensors(
+    checkpoint: Checkpoint, outline: PreTrainedModel, quantizer: HfQuantizer | None = None
+) -> Iterator[tuple[str, str, bool]]:
+    """For each tensor of the checkpoint: its name, where in the model it goes, and whether it goes there as it is."""
+    wanted = outline.state_dict()
+    transforms = get_model_conversion_mapping(outline, None, quantizer)
+    renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
+    for name in checkpoint.tensors:
+        target, converted_by = rename_source_key(name, renamings, converters, outline.base_model_prefix, wanted)
+        if target not in wanted and name in wanted:  # as the loader does: a rule was too eager
+            target, converted_by = rename_source_key(name, [], [], outline.base_model_prefix, wanted)
+        yield name, target, converted_by is None
 
 
 def checkpoint_dtype(checkpoint: Checkpoint, config: PreTrainedConfig) -> torch.dtype:

@@ -18,6 +18,7 @@ from corolla.models.cache import SpanCache, with_calls
 from corolla.models.capabilities import Capabilities, find_capabilities
 from corolla.models.dataflow import Dataflow
 from corolla.models.family import Structure
+from corolla.models.quantization import held_bytes
 from corolla.models.skeleton import (
     Entry,
     Exit,
@@ -54,6 +55,7 @@ class Span:
         self.end = end
         self.structure = structure
         self.dataflow = dataflow
+        self._model = model
         self._place = find_blocks(model)
         self._whole_list = list(self._place.blocks)
         self.blocks = self._whole_list[start:end]
@@ -78,8 +80,8 @@ class Span:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory that the hosted blocks' weights take."""
-        return sum(parameter.nbytes for block in self.blocks for parameter in block.parameters())
+        """Memory that the weights take: the hosted blocks', and what they need from outside the blocks."""
+        return held_bytes(self._model)
 
     def new_cache(self, rows: int, start: int | None = None, end: int | None = None) -> SpanCache:
         """An empty cache for `rows` sequences, over the blocks `[start, end)` of the span; None: to its own ends."""
