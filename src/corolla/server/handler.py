@@ -677,9 +677,10 @@ class DataStream:
 
 
 def _caps(limits: SessionLimits, pool: CachePool) -> AdmissionLimits:
-    """What one client and one address may take of this server: at most half and three quarters of its cache.
+    """What one client and one address may take of this server.
 
-    In all, twice the cache: what does not fit waits in line for it.
+    One client: half of the cache, or one session of the longest kind. One address, and all together: several times
+    the cache, since what does not fit waits in line for it.
     """
     tokens = max(pool.total_pages * PAGE_TOKENS, 1)
     peer = max(tokens // 2, min(tokens, limits.max_session_tokens))
@@ -690,7 +691,7 @@ def _caps(limits: SessionLimits, pool: CachePool) -> AdmissionLimits:
             group=max(min(limits.max_sessions_per_peer, sessions), sessions * 3 // 4),
             total=sessions,
         ),
-        leased_tokens=Cap(peer=peer, group=max(peer, tokens * 3 // 4), total=2 * tokens),
+        leased_tokens=Cap(peer=peer, group=3 * tokens, total=4 * tokens),
     )
 
 
