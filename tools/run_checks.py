@@ -91,7 +91,7 @@ CHECK = (
 )
 TEST = (
     *CHECK,
-    pytest_part("slow tests", "slow and not full", 600),
+    pytest_part("slow tests", "slow and not full", 900),
     pytest_part("long tests", "full", 400),
 )
 
