@@ -65,13 +65,22 @@ def recovery(rounds: int) -> None:
     "--rounds", type=click.IntRange(min=1), default=1, show_default=True, help="Texts with losses and without."
 )
 @click.option("--length", type=click.IntRange(min=64), default=1024, show_default=True, help="Tokens of each text.")
-@click.option("--texts", type=click.IntRange(min=1), default=40, show_default=True, help="Texts in each number format.")
 @logging_options("warning")
-def replay(rounds: int, length: int, texts: int) -> None:
-    """The rate that is kept when 1 % of requests to a stage lose its state; texts that differ in bf16."""
+def replay(rounds: int, length: int) -> None:
+    """The rate that is kept when 1 % of requests to a stage lose its state."""
     from corolla.apps.bench.replay import run
 
-    run(rounds, length, texts)
+    run(rounds, length)
+
+
+@command.command("near-ties")
+@click.option("--texts", type=click.IntRange(1, 30), default=30, show_default=True, help="Texts in each number format.")
+@logging_options("warning")
+def near_ties(texts: int) -> None:
+    """Texts that are others after a replay: in bf16, where two tokens are nearly tied."""
+    from corolla.apps.bench.near_ties import run
+
+    run(texts)
 
 
 @command.command("kills")
