@@ -17,6 +17,7 @@ from transformers.cache_utils import (
     CacheLayerMixin,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionCacheLayerMixin,
 )
 
@@ -195,6 +196,11 @@ class SpanCache(GhostedCache):
             tensor.nbytes for index in layers for tensor in _tensors(cast("CacheLayerMixin", self.layers[index]))
         )
 
+    def most_tokens_of(self, layers: Sequence[int]) -> int | None:
+        """How many positions these layers hold at most; None: as many as the session has."""
+        bounds = [_most_tokens(cast("CacheLayerMixin", self.layers[index])) for index in layers]
+        return None if None in bounds else max((bound for bound in bounds if bound is not None), default=None)
+
     def advance(self, num_tokens: int) -> None:
         """Count positions that the blocks have just taken in."""
         self.position.num_tokens += num_tokens
@@ -234,14 +240,26 @@ class SpanCache(GhostedCache):
             self.rows = len(rows)
 
 
+def _most_tokens(layer: CacheLayerMixin) -> int | None:
+    if type(layer) is DynamicSlidingWindowLayer:
+        return most_sliding_tokens(layer.sliding_window)
+    return layer.sliding_window if isinstance(layer, LinearAttentionAndSlidingWindowAttentionLayer) else None
+
+
 def _is_plain_sliding(layer: CacheLayerMixin) -> TypeGuard[DynamicSlidingWindowLayer]:
     """Whether a layer is a window of keys and no more: what also has a recurrent state cannot go back anyway."""
     return isinstance(layer, DynamicSlidingWindowLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
+def most_sliding_tokens(sliding_window: int) -> int:
+    """How many positions a plain sliding layer holds at most, between two steps."""
+    keep = sliding_window - 1 + SLIDING_SLACK_TOKENS
+    return keep + max(SLIDING_SLACK_TOKENS, keep // 4)  # not a copy for every token
+
+
 def _drop_beyond_slack(layer: DynamicSlidingWindowLayer) -> None:
     keep = layer.sliding_window - 1 + SLIDING_SLACK_TOKENS
-    if layer.keys is not None and layer.keys.shape[-2] > 2 * keep:  # twice: not a copy for every token
+    if layer.keys is not None and layer.keys.shape[-2] > most_sliding_tokens(layer.sliding_window):
         layer.keys = layer.keys[..., -keep:, :].clone()
         layer.values = cast("Tensor", layer.values)[..., -keep:, :].clone()
 

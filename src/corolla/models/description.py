@@ -39,9 +39,15 @@ class CacheNeeds:
     """What one row of a session takes in the cache of one block."""
 
     bytes_per_token: int
-    """At most: a sliding layer stops growing beyond its window."""
     bytes_per_row: int
     """Whatever its length: recurrent states."""
+    most_tokens: int | None
+    """Where it stops growing: somewhat beyond a sliding window; None: nowhere."""
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Of a row of `num_tokens`."""
+        held = num_tokens if self.most_tokens is None else min(num_tokens, self.most_tokens)
+        return self.bytes_per_row + held * self.bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +56,12 @@ class SpanNeeds:
 
     weight_bytes: int
     download_bytes: int
-    cache_bytes_per_token: int
-    cache_bytes_per_row: int
+    cache: tuple[CacheNeeds, ...]
+    """Of each block."""
+
+    def cache_bytes(self, num_tokens: int) -> int:
+        """Of one session of one row of `num_tokens`."""
+        return sum(needs.bytes_for(num_tokens) for needs in self.cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +94,7 @@ class ModelDescription:
         return SpanNeeds(
             weight_bytes=sum(self.block_bytes[start:end]) + self.side_bytes,
             download_bytes=sum(self.block_download_bytes[start:end]) + self.side_download_bytes,
-            cache_bytes_per_token=sum(needs.bytes_per_token for needs in self.block_cache[start:end]),
-            cache_bytes_per_row=sum(needs.bytes_per_row for needs in self.block_cache[start:end]),
+            cache=self.block_cache[start:end],
         )
 
     def largest_span(self, num_blocks: int) -> SpanNeeds | None:
@@ -181,9 +190,10 @@ def _measure_cache(
     cache = kind(text_config(outline.config), 0, dataflow.num_blocks, 1, layers)
     sizes = [_sizes_after(outline, structure, dataflow, cache, tokens) for tokens in (_FIRST_TOKENS, _MORE_TOKENS)]
     needs: list[CacheNeeds] = []
-    for first, second in zip(*sizes, strict=True):
+    for first, second, used in zip(*sizes, dataflow.cache_layers, strict=True):
         per_token = (second - first) // _MORE_TOKENS
-        needs.append(CacheNeeds(per_token, max(0, first - per_token * _FIRST_TOKENS)))
+        per_row = max(0, first - per_token * _FIRST_TOKENS)
+        needs.append(CacheNeeds(per_token, per_row, cache.most_tokens_of(used)))
     return tuple(needs), cache.can_trim(_FIRST_TOKENS)
 
 

@@ -20,6 +20,7 @@ from corolla.models.checkpoint import Checkpoint
 from corolla.models.family import quiet
 from corolla.models.loading import load_span
 from corolla.models.local_half import BlocksCall, LocalCache, LocalHalf, load_local_half
+from corolla.models.quantization import Quantization
 from corolla.models.span import Span
 from corolla.models.tiny import tiny_config
 
@@ -124,12 +125,23 @@ class ChainedHalf(LocalHalf):
                 left_padding=call.left_padding,
                 token_ids=call.token_ids,
             )
+        hidden = hidden.to(call.hidden.dtype)
         return hidden[:, -1:] if call.last_only else hidden
 
 
-def load_chain(checkpoint: Checkpoint, cuts: Sequence[int], *, dtype: torch.dtype | None = None) -> ChainedHalf:
+def load_chain(
+    checkpoint: Checkpoint,
+    cuts: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    span_dtype: torch.dtype | None = None,
+    quantization: Quantization = "none",
+) -> ChainedHalf:
     """The whole model, cut at `cuts` (`[2, 3]` makes spans 0:2, 2:3 and 3:end), in this process."""
     borders = [0, *cuts, checkpoint.num_blocks]
     half = load_local_half(checkpoint, ChainedHalf, dtype=dtype)
-    half.parts = [Part(load_span(checkpoint, start, end, dtype=dtype), start, end) for start, end in pairwise(borders)]
+    half.parts = [
+        Part(load_span(checkpoint, start, end, dtype=span_dtype or dtype, quantization=quantization), start, end)
+        for start, end in pairwise(borders)
+    ]
     return half

@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "chat": "Hold a conversation with a model served by a swarm.",
     "status": "Show who serves which models, and whether they are whole.",
     "route": "Show which servers a session would use now, and what each of them costs.",
+    "inspect": "Tell what a model is and takes: family, blocks, memory, download, cache, possible cuts.",
     "doctor": "Check this machine and its place in a swarm.",
     "key": "Make the key of a private swarm.",
     "demo": "Run a small real model over three server processes on this machine.",
