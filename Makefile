@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TORCH := 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: install demo test check format clean
+.PHONY: install demo test check format latest clean
 
 install: $(STAMP)
 
@@ -29,6 +29,9 @@ check: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python tools/run_checks.py test
+
+latest: $(STAMP)
+	@$(BIN)/python tools/latest.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -1,0 +1,112 @@
+"""Try every family on the newest transformers, and print what comes out otherwise than the table says.
+
+    python tools/latest.py [--transformers VERSION]
+
+A fresh virtual environment gets the torch that is installed here and the newest transformers (or VERSION), whatever
+pyproject.toml allows; `corolla.models.survey` runs in it, from this source tree. Exit code 1 when a family that the
+table in `docs/families.md` calls right is not right any more.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from corolla.models.survey import Row, rows_of_table, what_changed
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "families.md"
+TORCH_INDEX = os.environ.get("TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
+INSTALL_TIMEOUT_S = 1800
+SURVEY_TIMEOUT_S = 3600
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transformers", metavar="VERSION", help="this one instead of the newest")
+    wanted = parser.parse_args().transformers
+    directory = Path(tempfile.mkdtemp(prefix="corolla-latest-"))
+    try:
+        python = make_environment(directory, f"transformers=={wanted}" if wanted else "transformers")
+        tried = ask(python, "import transformers; print(transformers.__version__)")
+        say(f"trying every family on transformers {tried}, torch {version('torch')}")
+        after = {row.family: row for row in survey(python)}
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return report(rows_of_table(PAGE.read_text()), after)
+
+
+def make_environment(directory: Path, transformers: str) -> Path:
+    """A fresh environment with what the model layer needs; its python."""
+    say(f"installing {transformers} into a fresh environment")
+    venv.create(directory, with_pip=True)
+    python = directory / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    torch = f"torch=={version('torch').partition('+')[0]}"
+    # The CPU build by itself and first, as the Makefile does: an unpinned torch fetches gigabytes of CUDA.
+    if run([*pip, "--no-deps", "--no-index", torch], quiet=True) != 0:
+        check([*pip, "--no-deps", torch, *(["--index-url", TORCH_INDEX] if TORCH_INDEX else [])])
+    check([*pip, torch, transformers, "accelerate", "safetensors", "numpy", "msgspec"])
+    return python
+
+
+def survey(python: Path) -> Iterator[Row]:
+    """Each family's row, as it comes."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [str(python), "-m", "corolla.models.survey"]
+    deadline = time.monotonic() + SURVEY_TIMEOUT_S
+    with subprocess.Popen(  # noqa: S603 - our own words, no shell
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        for number, line in enumerate(process.stdout, 1):
+            row = Row(**json.loads(line))
+            sys.stderr.write(f"\r{number} {row.family:<30}")
+            yield row
+            if time.monotonic() > deadline:
+                process.kill()
+                raise SystemExit(f"the survey took more than {SURVEY_TIMEOUT_S} s")
+    sys.stderr.write("\r" + " " * 40 + "\r")
+    if process.returncode:
+        raise SystemExit(f"the survey ended with code {process.returncode}")
+
+
+def report(before: dict[str, Row], after: dict[str, Row]) -> int:
+    """Print what changed; 1 when something that was right is not."""
+    changes = what_changed(before, after)
+    right = sum(row.outcome == "right" for row in after.values())
+    say(f"{right} of {len(after)} families are right; {len(changes)} came out otherwise than {PAGE.name} says")
+    for line in changes:
+        say(f"  {line}")
+    return int(any(row.outcome == "right" and after.get(name, row).outcome != "right" for name, row in before.items()))
+
+
+def ask(python: Path, code: str) -> str:
+    return subprocess.check_output([str(python), "-c", code], text=True, timeout=300).strip()  # noqa: S603 - ours
+
+
+def check(command: Sequence[str]) -> None:
+    if run(command) != 0:
+        raise SystemExit(f"failed: {' '.join(command)}")
+
+
+def run(command: Sequence[str], *, quiet: bool = False) -> int:
+    output = subprocess.DEVNULL if quiet else None
+    return subprocess.run(command, stdout=output, stderr=output, timeout=INSTALL_TIMEOUT_S, check=False).returncode  # noqa: S603 - ours
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
