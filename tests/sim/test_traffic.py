@@ -11,7 +11,6 @@ from corolla.net.memory.loop import run_virtual
     [
         (10, 10.0, 120, 120),
         pytest.param(100, 3.0, 500, 1300, marks=pytest.mark.slow),
-        pytest.param(1000, 2.0, 1000, 6000, marks=pytest.mark.full),
     ],
 )
 def test_traffic_for_126_blocks_is_bounded(
