@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from corolla.errors import BadInput
+from corolla.errors import BadInput, Unsupported
 from corolla.models import parity
 from corolla.models.checkpoint import open_checkpoint
 from corolla.models.dataflow import watch_blocks
@@ -149,6 +149,8 @@ def test_blocks_that_share_keys_stay_together_and_the_others_can_be_cut(family, 
     assert report.can.cuts == (1, 2)
     with pytest.raises(BadInput, match=r"cannot be cut at 5: block 5 uses what block 2 keeps; it can be cut at: 1, 2"):
         load_span(open_checkpoint(tmp_path), 5, 6)
+    with pytest.raises(Unsupported, match=r"blocks 0:5 of .* cannot run apart from their neighbours"):
+        load_span(open_checkpoint(tmp_path), 0, 6).new_cache(1, 0, 5)
 
 
 @pytest.mark.slow

@@ -1,12 +1,15 @@
 """The local half is a transformers model to its user, and holds no blocks."""
 
+import threading
+
 import pytest
 import torch
 from transformers import DynamicCache
 
 from corolla.errors import BadInput
+from corolla.models.checkpoint import open_checkpoint
 from corolla.models.local_half import BlocksCall, LocalCache, LocalHalf, load_local_half
-from corolla.models.testing import ChainedHalf, load_chain
+from corolla.models.testing import ChainedHalf, load_chain, write_tiny
 
 IDS = torch.randint(3, 120, (2, 9), generator=torch.Generator().manual_seed(3))
 LEFT_PADDED = torch.tensor([[1] * 9, [0, 0] + [1] * 7])
@@ -148,3 +151,36 @@ def test_the_local_half_holds_no_block_and_keeps_the_family_s_name(tiny, whole):
 def test_the_base_class_runs_nothing_by_itself(tiny):
     with pytest.raises(NotImplementedError):
         load_local_half(tiny("llama"), LocalHalf)(IDS)
+
+
+def test_a_model_of_one_block_is_right_too(tmp_path, whole):
+    checkpoint = open_checkpoint(write_tiny(tmp_path, "llama", num_hidden_layers=1))
+    with torch.no_grad():
+        assert torch.equal(load_chain(checkpoint, [])(IDS).logits, whole(checkpoint)(IDS).logits)
+
+
+def test_two_threads_share_a_half_without_mixing_their_outputs(tiny):
+    half = load_chain(tiny("gpt2"), [])
+    prompts, found = [IDS[:1], IDS[1:]], [None, None]
+    with torch.no_grad():
+        expected = [half(prompt).logits for prompt in prompts]
+    run_blocks, lock, inside = half.run_blocks, threading.Lock(), threading.Barrier(2)
+
+    def run_blocks_together(call):
+        with lock:  # a span runs one step at a time
+            output = run_blocks(call)
+        inside.wait(timeout=30)  # neither leaves its blocks before the other has been through them
+        return output
+
+    half.run_blocks = run_blocks_together
+
+    def run(index):
+        with torch.no_grad():
+            found[index] = half(prompts[index]).logits
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))

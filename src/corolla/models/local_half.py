@@ -21,7 +21,15 @@ from corolla.models.cache import GhostedCache
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.family import Structure, causal_class, inspect_family, outline_of, read_config
 from corolla.models.loading import checkpoint_dtype, load_pruned, pruned_class
-from corolla.models.skeleton import Given, PassThrough, SkeletonBlocks, find_blocks, hidden_argument, prune, text_config
+from corolla.models.skeleton import (
+    PassThrough,
+    SkeletonBlocks,
+    StandIn,
+    find_blocks,
+    hidden_argument,
+    prune,
+    text_config,
+)
 
 
 class LocalCache(GhostedCache):
@@ -153,16 +161,14 @@ def _put_swarm_in_place(model: PreTrainedModel) -> None:
     place = find_blocks(model)
     blocks = list(place.blocks)
     last = cast("PassThrough", blocks[-1])
-    result = Given(last.donor, last.num_outputs)
-    # Block 0 comes last here: of a model with one block it is first and last at once.
-    blocks[-1] = result
-    blocks[0] = SwarmBlock(cast("PassThrough", blocks[0] if len(blocks) > 1 else last), result)
+    blocks[-1] = LastBlock(last.donor, last.num_outputs)
+    blocks[0] = SwarmBlock(cast("PassThrough", blocks[0]))
     place.replace(SkeletonBlocks(blocks))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Request:
-    """One forward under way: what is known of it before the embeddings have run."""
+    """One forward under way: what is known of it before the embeddings have run, and what the swarm gave."""
 
     half: LocalHalf
     cache: LocalCache
@@ -171,9 +177,11 @@ class _Request:
     token_ids: Tensor | None
     last_only: bool
     keeps_cache: bool
+    output: Tensor | None = None
+    """What the last block gives."""
 
-    def run(self, stream: Tensor) -> Tensor:
-        """What the last block gives for what arrives at the first."""
+    def run(self, stream: Tensor) -> None:
+        """Send what arrives at block 0 through all blocks."""
         structure = self.half.structure
         hidden = structure.flatten(stream)
         num_rows, num_new, _ = hidden.shape
@@ -194,32 +202,38 @@ class _Request:
         self.cache.advance(num_new)
         # Some families' forwards insist on the length they began with; the head uses the last position only.
         given = output.expand(hidden.shape) if self.last_only else output
-        return structure.unflatten(given[..., : structure.own_width])
+        self.output = structure.unflatten(given[..., : structure.own_width])
 
 
 _request: ContextVar[_Request | None] = ContextVar("request", default=None)
 """The forward under way in this thread: block 0 is called by the family, which does not pass our things on."""
 
 
-class SwarmBlock(PassThrough):
-    """Stands for block 0: everything between the embeddings and the norm happens in here.
+class LastBlock(PassThrough):
+    """Stands for the last block: gives what the swarm made of what arrived at the first.
 
-    What comes out of the swarm is `result`'s to give, in the place of the last block: what the family's loop does
-    between two blocks was done by the servers.
+    What the family's loop does between two blocks was done by the servers; what it does after the last is done here.
     """
 
-    def __init__(self, block: PassThrough, result: Given) -> None:
-        super().__init__(block.donor, block.num_outputs)
-        self.__dict__["_result"] = result
+    def __call__(self, *_args: object, **_kwargs: object) -> object:
+        request = _request.get()
+        assert request is not None, "block 0 has seen to that"
+        return super().__call__(request.output)
+
+
+class SwarmBlock(StandIn):
+    """Stands for block 0: everything between the embeddings and the norm happens in here."""
+
+    def __init__(self, block: PassThrough) -> None:
+        super().__init__(block.donor)
+        self.__dict__["_block"] = block
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         request = _request.get()
         if request is None:
             raise BadInput("this model's blocks are elsewhere: call the model itself, not a part of it")
-        stream = cast("Tensor", args[0] if args else hidden_argument(kwargs))
-        result = cast("Given", self.__dict__["_result"])
-        result.hidden = request.run(stream)
-        return super().__call__(*args, **kwargs)
+        request.run(cast("Tensor", args[0] if args else hidden_argument(kwargs)))
+        return self.__dict__["_block"](*args, **kwargs)
 
 
 def _forward_through_swarm(family: type[PreTrainedModel], structure: Structure) -> Callable[..., object]:

@@ -102,7 +102,7 @@ def _with_runner(model: PreTrainedModel, owner: nn.Module, attribute: str) -> Bl
     )
 
 
-class _StandIn(nn.Module):
+class StandIn(nn.Module):
     """Stands where another module stood, and still answers for its plain attributes (`layer.attention_type`, …)."""
 
     def __init__(self, donor: nn.Module) -> None:
@@ -118,7 +118,7 @@ class _StandIn(nn.Module):
         return modules[name] if name in modules else getattr(self.__dict__["_donor"], name)
 
 
-class PassThrough(_StandIn):
+class PassThrough(StandIn):
     """Stands for a block that is not hosted: gives its input back, in as many parts as the block would."""
 
     def __init__(self, donor: nn.Module, num_outputs: int | None) -> None:
@@ -131,7 +131,7 @@ class PassThrough(_StandIn):
         return hidden if self.num_outputs is None else (hidden,) + (None,) * (self.num_outputs - 1)
 
 
-class Given(_StandIn):
+class Given(StandIn):
     """Stands for the block before the first hosted one: gives `hidden`, as that block did elsewhere."""
 
     hidden: Tensor | None = None
@@ -144,7 +144,7 @@ class Given(_StandIn):
         return self.hidden if self.num_outputs is None else (self.hidden,) + (None,) * (self.num_outputs - 1)
 
 
-class StubEmbedding(_StandIn):
+class StubEmbedding(StandIn):
     """Stands for an embedding table that a server does not hold. What it gives is replaced at the first block."""
 
     def __init__(self, donor: nn.Module, *, is_for_tokens: bool) -> None:
@@ -158,7 +158,7 @@ class StubEmbedding(_StandIn):
         return torch.zeros(*shape, self.embedding_dim, dtype=self.weight.dtype, device=indices.device)
 
 
-class StubModule(_StandIn):
+class StubModule(StandIn):
     """Stands for a norm, projection or head that a server does not hold: gives its input back, as wide as due."""
 
     def __call__(self, *args: object, **kwargs: object) -> Tensor:

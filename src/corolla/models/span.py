@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from corolla.errors import Unsupported
 from corolla.models.cache import SpanCache, with_calls
 from corolla.models.capabilities import Capabilities, find_capabilities
 from corolla.models.dataflow import Dataflow
@@ -84,11 +85,24 @@ class Span:
         return held_bytes(self._model)
 
     def new_cache(self, rows: int, start: int | None = None, end: int | None = None) -> SpanCache:
-        """An empty cache for `rows` sequences, over the blocks `[start, end)` of the span; None: to its own ends."""
+        """An empty cache for `rows` sequences, over the blocks `[start, end)` of the span; None: to its own ends.
+
+        Raises Unsupported where the family cannot be cut.
+        """
         start, end = self.start if start is None else start, self.end if end is None else end
         assert self.start <= start < end <= self.end, "the session checks blocks before"
+        self._check_cuts(start, end)
         layers = [index for used in self.dataflow.cache_layers[start:end] for index in used]
         return self._cache_kind(self._config, start, end, rows, layers)
+
+    def _check_cuts(self, start: int, end: int) -> None:
+        borders = (self.start, *self.dataflow.cuts, self.end)
+        if start not in borders or end not in borders:
+            raise Unsupported(
+                f"blocks {start}:{end} of {self.structure.family} cannot run apart from their neighbours",
+                value=f"{start}:{end}",
+                bound=f"cuts at {', '.join(str(cut) for cut in self.dataflow.cuts) or 'no block'}",
+            )
 
     def self_test(self) -> Capabilities:
         """What this span can do, found by a short run. Raises BadInput when it cannot serve."""
