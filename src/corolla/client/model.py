@@ -82,7 +82,9 @@ class DistributedModelForCausalLM(_Base):
         if session is not None:
             return self._generate_on(session, inputs, args, kwargs)
         with self._new_session(None) as own:
-            return _generate(super())(inputs, *args, **kwargs, past_key_values=SessionCache(self.config, own))
+            return _generate(super())(
+                inputs, *args, **kwargs, **{self.structure.cache_argument: SessionCache(self.config, own)}
+            )
 
     def run_blocks(self, call: BlocksCall) -> Tensor:
         """All blocks, on the swarm; called by the family's forward where its first block would be."""
@@ -122,7 +124,9 @@ class DistributedModelForCausalLM(_Base):
         num_before = 0 if before is None else before.shape[1]
         if kwargs.get("max_length") is not None:
             kwargs["max_length"] += num_before
-        result = _generate(super())(full, *args, **kwargs, past_key_values=SessionCache(self.config, session))
+        result = _generate(super())(
+            full, *args, **kwargs, **{self.structure.cache_argument: SessionCache(self.config, session)}
+        )
         sequences = cast("Tensor", result if isinstance(result, Tensor) else result.sequences)
         session.output_ids = sequences
         session.attention_mask = None if mask is None else _extended(mask, sequences.shape[1])

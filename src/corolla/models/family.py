@@ -36,7 +36,7 @@ Axis = Literal["batch", "tokens"]
 _ORDINARY_INPUTS: Final = frozenset(
     {
         *("self", "args", "kwargs", "hidden_states", "x", "attention_mask", "position_ids", "position_embeddings"),
-        *("past_key_values", "layer_past", "cache_params", "use_cache", "output_attentions", "output_router_logits"),
+        *(*CACHE_ARGUMENTS, "layer_past", "use_cache", "output_attentions", "output_router_logits"),
         *("alibi", "position_bias", "causal_mask", "cache_position", "cos", "sin", "rope_emb", "layer_idx"),
     }
 )

@@ -22,6 +22,7 @@ from corolla.models.checkpoint import Checkpoint
 from corolla.models.family import Structure, causal_class, inspect_family, outline_of, read_config
 from corolla.models.loading import checkpoint_dtype, load_pruned, pruned_class
 from corolla.models.skeleton import (
+    CACHE_ARGUMENTS,
     PassThrough,
     SkeletonBlocks,
     StandIn,
@@ -243,7 +244,7 @@ def _forward_through_swarm(family: type[PreTrainedModel], structure: Structure) 
 
     @functools.wraps(family_forward)
     def forward(self: LocalHalf, *args: object, **kwargs: object) -> object:
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        arguments = _named(structure, {**dict(zip(names, args, strict=False)), **kwargs})
         request = _open_request(self, structure, arguments)
         token = _request.set(request)
         try:
@@ -256,6 +257,11 @@ def _forward_through_swarm(family: type[PreTrainedModel], structure: Structure) 
         return output
 
     return forward
+
+
+def _named(structure: Structure, arguments: dict[str, object]) -> dict[str, object]:
+    """The arguments with the cache, whatever the caller calls it, under the family's name for it."""
+    return {structure.cache_argument if name in CACHE_ARGUMENTS else name: value for name, value in arguments.items()}
 
 
 def _open_request(half: LocalHalf, structure: Structure, arguments: dict[str, object]) -> _Request:

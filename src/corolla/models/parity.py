@@ -21,6 +21,7 @@ from corolla.models.capabilities import Capabilities
 from corolla.models.checkpoint import Checkpoint, open_checkpoint
 from corolla.models.family import quiet
 from corolla.models.loading import load_span
+from corolla.models.skeleton import CACHE_ARGUMENTS
 from corolla.models.testing import ChainedHalf, load_chain, write_tiny
 from corolla.models.tiny import TINY_VOCABULARY
 
@@ -133,7 +134,7 @@ def run_in_pieces(model: Any, cache: object, *, padded: bool, pieces: Sequence[t
     mask[1, :_PADDING] = 0 if padded else 1
     position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
     parameters = inspect.signature(model.forward).parameters
-    cache_argument = "cache_params" if "cache_params" in parameters else "past_key_values"
+    cache_argument = next(name for name in CACHE_ARGUMENTS if name in parameters)
     parts: list[Tensor] = []
     for first, last in pieces:
         arguments: dict[str, object] = {cache_argument: cache, "use_cache": True}

@@ -24,8 +24,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from corolla.errors import BadInput
 
-CACHE_ARGUMENTS: Final = ("past_key_values", "cache_params")
-"""Under which names forwards take their cache."""
+CACHE_ARGUMENTS: Final = ("cache", "past_key_values", "cache_params")
+"""Under which names forwards take their cache: the first since transformers 5.24, which still hears the second."""
 
 _STAND_INS: Final = "_corolla_stand_ins"
 _OTHER_COUNTS: Final = ("num_layers", "n_layer", "n_layers", "decoder_layers")
