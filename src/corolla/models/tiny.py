@@ -21,7 +21,7 @@ TINY_VOCABULARY: Final = 128
 TINY_WINDOW: Final = 5
 """Sliding window of the families that have one: short, so that tests exceed it."""
 
-MAX_TINY_PARAMETERS: Final = 16_000_000
+MAX_TINY_PARAMETERS: Final = 24_000_000
 """A configuration that left a default at its real size is refused before it takes gigabytes."""
 
 Settings = Mapping[str, Any]
