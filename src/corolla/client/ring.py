@@ -325,7 +325,7 @@ class Ring:
                 await self._replay_to(self.hops[index], journal, live_from, held[index].position)
             else:
                 for step in journal.recent(held[index].last_step_no + 1):
-                    self.hops[index].push(replace(step, route_version=self.version))
+                    self._push_again(self.hops[index], step)
             here = [no for no, p in self._pending.items() if p.is_pushed and p.output is None and p.at == head]
             if here and not places[tail].is_fresh and held[tail].last_step_no >= min(here):
                 self._order_replay(tail, None, min(here), live_from)
@@ -358,7 +358,13 @@ class Ring:
         for step in steps:
             while hop.pending_bytes > PACED_BYTES and hop.error is None:  # noqa: ASYNC110 - nobody tells us of room
                 await asyncio.sleep(PACE_S)
-            hop.push(replace(step, route_version=self.version))
+            self._push_again(hop, step)
+
+    def _push_again(self, hop: Hop, step: wire.Step) -> None:
+        """Borders may have come or gone since it was first pushed: what is wanted of a live step changes with them."""
+        pending = None if step.replay else self._pending.get(step.step_no)
+        want = step.want if pending is None else self.want_at(pending, hop.start)
+        hop.push(replace(step, want=want, route_version=self.version))
 
     def _begin_refeeding(self, places: Sequence[Place]) -> None:
         """Where the client stands between two servers and has not kept all it passed on, a rebuilt server is fed by

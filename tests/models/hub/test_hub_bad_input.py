@@ -286,10 +286,9 @@ def test_a_disk_that_fills_up_in_mid_download_is_said_and_nothing_half_stays(hub
         with pytest.raises(BadInput, match=r"someone/tiny needs .* MB more on the disk of") as refusal:
             load_span(checkpoint, 0, 6)
     sentence(refusal)
-    whole = {file.name: file.stat().st_size for file in checkpoint.directory.glob("*.safetensors")}
-    for name in whole:
-        journal = (checkpoint.directory / ".held" / name).read_text()
-        assert "checked" in journal
+    # A file that was whole by then stays, and is checked when it is next used; which ones, is the threads' race.
+    for file in checkpoint.directory.glob("*.safetensors"):
+        assert cached_file.CachedFile(file, file.stat().st_size).is_whole()
     load_span(checkpoint, 0, 6)
 
 
