@@ -9,6 +9,7 @@ from corolla.models.source_options import SourceOptions
 from corolla.net.liveness import Liveness
 
 DTypeChoice = Literal["auto", "bfloat16", "float16", "float32"]
+QuantizationChoice = Literal["none", "int8", "nf4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class ServerConfig:
     """Half-open span; None: all blocks of the model."""
     device: str = "cpu"
     dtype: DTypeChoice = "auto"
+    quantization: QuantizationChoice = "none"
+    """How the blocks' linear layers are held; announced, since outputs differ."""
     name: str = ""
     """Shown to people in `corolla status`."""
     model_name: str | None = None

@@ -84,7 +84,10 @@ async def run_server(
             span, speed = await loading
             from corolla.server.span import TorchSpanRunner
 
-            served = ServedSpan(config.model_name or checkpoint.name, which, checkpoint.num_blocks, *speed)
+            served = ServedSpan(
+                config.model_name or checkpoint.name, which, checkpoint.num_blocks, *speed,
+                quantization=None if config.quantization == "none" else config.quantization, commit=checkpoint.commit,
+            )  # fmt: skip
             config = _within_model(config, checkpoint)
             executor = DeviceThread()
             async with serve_span(transport, TorchSpanRunner(span), executor, config, served):
@@ -144,7 +147,7 @@ def _load(config: ServerConfig, checkpoint: Checkpoint, start: int, end: int) ->
     began = time.perf_counter()
     free_bytes = free_memory_bytes(config.device)
     dtype = None if config.dtype == "auto" else TORCH_DTYPES[config.dtype]
-    span = load_span(checkpoint, start, end, dtype=dtype, device=config.device)
+    span = load_span(checkpoint, start, end, dtype=dtype, device=config.device, quantization=config.quantization)
     _tell_memory(span, checkpoint, config, free_bytes)
     speed = measure_speed(span)
     log.info("span loaded", extra={"blocks": f"{start}:{end}", "seconds": round(time.perf_counter() - began, 1)})

@@ -33,6 +33,8 @@ class ServedSpan:
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
     quantization: str | None = None
+    commit: str | None = None
+    """Of the hub's repository that the weights came from; None: they are from elsewhere."""
 
 
 @asynccontextmanager

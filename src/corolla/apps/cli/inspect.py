@@ -28,7 +28,13 @@ DEFAULT_CONTEXT = 8192
     show_default=True,
     help="Number format of weights and cache; auto keeps the checkpoint's own.",
 )
-@click.option("--quant", type=click.Choice(["none", "int8", "nf4"]), default="none", show_default=True)
+@click.option(
+    "--quant",
+    type=click.Choice(["none", "int8", "nf4"]),
+    default="none",
+    show_default=True,
+    help="As `corolla serve --quant` would hold the blocks.",
+)
 @source_options
 @json_option
 @logging_options("warning")
