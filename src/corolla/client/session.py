@@ -98,6 +98,8 @@ class Session:
         """Sequences held; 0 before the first step."""
         self.timings: list[wire.HopTiming] = []
         """Of the last step, one for each hop in order."""
+        self.chunk_timings: list[list[wire.HopTiming]] = []
+        """The same for every step of the last run, which has several when a prompt goes in chunks."""
         self.recoveries = 0
         """How often the route was changed since the session began."""
         self._swarm = swarm
@@ -256,6 +258,7 @@ class Session:
         self._trim_to = self._rows = None
         if last.output is not None:
             self.timings = last.output.timings
+            self.chunk_timings = [p.output.timings for p in steps if p.output is not None]
             self._tell_router(last)
 
     async def _prepare(self) -> None:
