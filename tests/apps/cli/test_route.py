@@ -10,7 +10,7 @@ from rich.console import Console
 from corolla.apps.cli import main as frame
 from corolla.apps.cli.route import PricedRoute, best_routes, only_one, usual_tokens
 from corolla.apps.cli.route_table import print_json, print_route
-from corolla.apps.cli.status import ModelStatus
+from corolla.apps.status.reading import ModelStatus
 from corolla.errors import BadInput, MissingBlocks
 from corolla.ids import Fingerprint, PeerId
 from corolla.swarm.announcement import Announcement, ModelEntry, short_peer

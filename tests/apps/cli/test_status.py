@@ -9,8 +9,10 @@ import pytest
 from rich.console import Console
 
 from corolla.apps.cli import main as frame
-from corolla.apps.cli.status import ModelStatus, choose, health_code, read_swarm
-from corolla.apps.cli.status_table import as_json, block_map, print_json, print_tables, runs
+from corolla.apps.cli.status import health_code
+from corolla.apps.cli.status_table import block_map, print_json, print_tables
+from corolla.apps.status.facts import as_json, runs
+from corolla.apps.status.reading import ModelStatus, choose, read_swarm
 from corolla.errors import BadInput, NoRoute
 from corolla.ids import Fingerprint
 from corolla.net.memory.loop import run_virtual

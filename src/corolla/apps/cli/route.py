@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
 
-from corolla.apps.cli.options import join_option, json_option, logging_options, require_peers
+from corolla.apps.cli.options import join_option, json_option, logging_options, require_peers, server_list_options
 from corolla.apps.cli.progress import progress
-from corolla.apps.cli.status import ModelStatus, ask_swarm
+from corolla.apps.cli.status import ask_swarm
 from corolla.errors import BadInput
 
 if TYPE_CHECKING:
+    from corolla.apps.status.reading import ModelStatus
     from corolla.swarm.chain import Route, RoutePrice
 
 USUAL_TOKENS = 2048
@@ -35,6 +36,7 @@ class PricedRoute:
 )
 @click.option("--explain", is_flag=True, help="Show what each part costs, and the best other chain.")
 @join_option
+@server_list_options
 @json_option
 @logging_options("warning")
 def command(model: str, tokens: int | None, explain: bool, join: tuple[str, ...], as_json: bool) -> None:
@@ -46,14 +48,17 @@ def command(model: str, tokens: int | None, explain: bool, join: tuple[str, ...]
     peers = require_peers(join)
     with progress("asking the swarm"):
         statuses = asyncio.run(ask_swarm(peers, [model]))
-    status = only_one(statuses, model)
+    from corolla.apps.cli.network import chosen_servers
     from corolla.apps.cli.route_table import print_json, print_route
+
+    status = only_one(statuses, model)
+    status = replace(status, view=chosen_servers().applied(status.view))
 
     routes = best_routes(status, usual_tokens(status) if tokens is None else tokens)
     print_json(status, routes) if as_json else print_route(status, routes, explain=explain)
 
 
-def only_one(statuses: Sequence[ModelStatus], name: str) -> ModelStatus:
+def only_one(statuses: Sequence["ModelStatus"], name: str) -> "ModelStatus":
     """The model that was meant. Raises BadInput when several are called that."""
     if len(statuses) > 1:
         prints = ", ".join(status.entry.fingerprint[:12] for status in statuses)
@@ -61,13 +66,13 @@ def only_one(statuses: Sequence[ModelStatus], name: str) -> ModelStatus:
     return statuses[0]
 
 
-def usual_tokens(status: ModelStatus) -> int:
+def usual_tokens(status: "ModelStatus") -> int:
     """A usual length of session, but not longer than every server refuses."""
     longest = [server.announcement.max_session_tokens for server in status.view.servers.values()]
     return min(USUAL_TOKENS, max(longest)) if longest and all(longest) else USUAL_TOKENS
 
 
-def best_routes(status: ModelStatus, tokens: int) -> list[PricedRoute]:
+def best_routes(status: "ModelStatus", tokens: int) -> list[PricedRoute]:
     """The cheapest chain and the runner-up, if there is one. Raises MissingBlocks."""
     from corolla.swarm.chain import price_route
     from corolla.swarm.cost import CostModel

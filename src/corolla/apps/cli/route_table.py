@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from corolla.apps.cli.route import PricedRoute
-from corolla.apps.cli.status import ModelStatus
 from corolla.apps.cli.status_table import PLAIN_WIDTH
+from corolla.apps.status.reading import ModelStatus
 from corolla.ids import PeerId, short
 from corolla.swarm.chain import HopPrice
 

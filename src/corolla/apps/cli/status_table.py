@@ -6,8 +6,6 @@ strings with markup, so that a server called `[red]` is just that.
 
 import json
 from collections.abc import Sequence
-from itertools import groupby
-from typing import Any
 
 import click
 from rich.box import SIMPLE
@@ -15,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from corolla.apps.cli.status import ModelStatus
+from corolla.apps.status.facts import alone_on, as_json, in_order, missing_blocks
+from corolla.apps.status.reading import ModelStatus
 from corolla.errors import as_ranges
 from corolla.ids import short
-from corolla.swarm.view import Health, ServerView, View
+from corolla.swarm.view import Health, ServerView
 
 STYLES: dict[Health, str] = {"healthy": "green", "fragile": "yellow", "broken": "red"}
 PLAIN_WIDTH = 120
@@ -39,35 +38,23 @@ def print_tables(statuses: Sequence[ModelStatus], console: Console | None = None
     for status in statuses:
         console.print(headline(status))
         if status.view.servers:
-            console.print(block_map(status.view.coverage))
+            console.print(block_map(status.counted.coverage))
             console.print(_table(status))
 
 
 def headline(status: ModelStatus) -> Text:
     """`NAME: healthy, 30 blocks (fingerprint 0123…)`, with what is missing or fragile."""
-    health = status.view.health
+    health = status.counted.health
     text = Text.assemble((status.entry.name, "bold"), ": ", (health, STYLES[health]))
     text.append(f", {status.entry.num_blocks} blocks, fingerprint {status.entry.fingerprint[:12]}")
     if missing := missing_blocks(status):
         text.append(f"; no server for {as_ranges(missing)}")
-    if alone := alone_on(status.view):
+    if alone := alone_on(status.counted):
         text.append(
             "; on one server only: " + ", ".join(_alone(server, blocks) for server, blocks in alone[:MAX_NAMED])
         )
         text.append(f" and {len(alone) - MAX_NAMED} servers more" if len(alone) > MAX_NAMED else "")
     return text
-
-
-def alone_on(view: View) -> list[tuple[ServerView, list[int]]]:
-    """The servers that some blocks hang on, each with those blocks; in the order of the blocks."""
-    fragile = view.fragile_blocks
-    servers = sorted(view.servers.values(), key=lambda server: (server.start, server.end, server.peer))
-    found = [
-        (server, [block for block in fragile if server.start <= block < server.end])
-        for server in servers
-        if server.is_usable
-    ]
-    return [(server, blocks) for server, blocks in found if blocks]
 
 
 def _alone(server: ServerView, blocks: Sequence[int]) -> str:
@@ -88,45 +75,9 @@ def block_map(coverage: Sequence[int]) -> Text:
     return text
 
 
-def missing_blocks(status: ModelStatus) -> list[int]:
-    """Without any announcement, the view does not know how many blocks there are; the index does."""
-    return status.view.missing_blocks if status.view.servers else list(range(status.entry.num_blocks))
-
-
 def print_json(statuses: Sequence[ModelStatus], *, indent: int | None = 2) -> None:
     """One document; without `indent` on one line, so that a program can read document after document."""
     click.echo(json.dumps({"models": [as_json(status) for status in statuses]}, ensure_ascii=False, indent=indent))
-
-
-def as_json(status: ModelStatus) -> dict[str, Any]:
-    return {
-        "name": status.entry.name,
-        "fingerprint": status.entry.fingerprint,
-        "num_blocks": status.entry.num_blocks,
-        "health": status.view.health,
-        "missing_blocks": missing_blocks(status),
-        "fragile_blocks": status.view.fragile_blocks,
-        "fragile": [{"peer": server.peer, "blocks": as_ranges(blocks)} for server, blocks in alone_on(status.view)],
-        "coverage": [
-            {"blocks": f"{start}:{end}", "servers": count} for start, end, count in runs(status.view.coverage)
-        ],
-        "servers": [_server_as_json(server) for server in _in_order(status)],
-    }
-
-
-def runs(coverage: Sequence[int]) -> list[tuple[int, int, int]]:
-    """`[1, 1, 2]` as (start, end, servers): `(0, 2, 1), (2, 3, 2)`."""
-    result: list[tuple[int, int, int]] = []
-    start = 0
-    for count, group in groupby(coverage):
-        end = start + len(list(group))
-        result.append((start, end, count))
-        start = end
-    return result
-
-
-def _in_order(status: ModelStatus) -> list[ServerView]:
-    return sorted(status.view.servers.values(), key=lambda server: (server.start, server.end, server.peer))
 
 
 def _table(status: ModelStatus) -> Table:
@@ -135,7 +86,7 @@ def _table(status: ModelStatus) -> Table:
         table.add_column(name, no_wrap=name != "name")
     for name in ("tokens/s", "free cache", "queue ms", "rtt ms"):
         table.add_column(name, justify="right", no_wrap=True)
-    for server in _in_order(status):
+    for server in in_order(status.view):
         table.add_row(*(Text(cell) for cell in _cells(server)))
     return table
 
@@ -153,23 +104,3 @@ def _cells(server: ServerView) -> tuple[str, ...]:
         f"{said.queue_s * 1000:.0f}",
         "no answer" if server.rtt_s is None else f"{server.rtt_s * 1000:.1f}",
     )
-
-
-def _server_as_json(server: ServerView) -> dict[str, Any]:
-    said = server.announcement
-    return {
-        "peer": server.peer,
-        "name": said.name,
-        "blocks": f"{server.start}:{server.end}",
-        "state": said.state,
-        "dtype": said.dtype,
-        "quantization": said.quantization,
-        "decode_tokens_per_s": said.decode_tokens_per_s,
-        "prefill_tokens_per_s": said.prefill_tokens_per_s,
-        "free_cache_tokens": said.free_cache_tokens,
-        "queue_s": said.queue_s,
-        "max_session_tokens": said.max_session_tokens,
-        "adapters": said.adapters,
-        "rtt_s": server.rtt_s,
-        "version": said.version,
-    }

@@ -1,0 +1,68 @@
+"""Asks a swarm who serves what: the models of its index, a view of each, and round trips from here."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from corolla.errors import HopFailed, NoRoute
+from corolla.ids import PeerId
+from corolla.net.streams import Transport
+from corolla.swarm.announcement import MODELS_KEY, ModelEntry
+from corolla.swarm.view import View
+from corolla.swarm.watch import Watcher, list_models
+
+PING_TIMEOUT_S: Final = 2.0
+PINGS: Final = 2
+"""The first may have to dial: the least of them counts."""
+MAX_PINGED: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One model of the swarm and its servers, with round trips as measured from here."""
+
+    entry: ModelEntry
+    view: View
+    silent: frozenset[PeerId] = frozenset()
+    """Announced, but they do not answer here: shown, not counted on."""
+
+    @property
+    def counted(self) -> View:
+        """The view that health and coverage are told from."""
+        return self.view.without(self.silent) if self.silent else self.view
+
+
+async def read_swarm(transport: Transport, wanted: Sequence[str]) -> list[ModelStatus]:
+    """The status of the wanted models (none named: all). Raises NoRoute when a named one is not served."""
+    entries = choose(list_models(await transport.records.get(MODELS_KEY)), wanted)
+    views = await asyncio.gather(*(Watcher(transport, entry.fingerprint).refresh() for entry in entries))
+    rtts = await ping_all(transport, [peer for view in views for peer in view.servers])
+    return [ModelStatus(entry, view.with_rtts(rtts)) for entry, view in zip(entries, views, strict=True)]
+
+
+def choose(entries: Sequence[ModelEntry], wanted: Sequence[str]) -> list[ModelEntry]:
+    """The entries that the user named, by name or beginning of the fingerprint. Raises NoRoute for an unknown one."""
+    for name in wanted:
+        if not any(_is_called(entry, name) for entry in entries):
+            served = ", ".join(entry.name for entry in entries) or "nothing"
+            raise NoRoute(f"nobody serves {name} in this swarm; served: {served}")
+    return [entry for entry in entries if not wanted or any(_is_called(entry, name) for name in wanted)]
+
+
+def _is_called(entry: ModelEntry, name: str) -> bool:
+    return bool(name) and (entry.name == name or entry.fingerprint.startswith(name))
+
+
+async def ping_all(transport: Transport, peers: Sequence[PeerId]) -> dict[PeerId, float]:
+    """Round trips in seconds of those that answer in time."""
+
+    async def ping(peer: PeerId) -> float | None:
+        try:
+            return min([await transport.ping(peer, timeout_s=PING_TIMEOUT_S) for _ in range(PINGS)])
+        except HopFailed:
+            return None
+
+    asked = list(dict.fromkeys(peers))[:MAX_PINGED]
+    answers = await asyncio.gather(*(ping(peer) for peer in asked))
+    return {peer: rtt_s for peer, rtt_s in zip(asked, answers, strict=True) if rtt_s is not None}
