@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -39,22 +40,26 @@ class ServedSpan:
 
 @asynccontextmanager
 async def serve_span(
-    transport: Transport, runner: SpanRunner, executor: Executor, config: ServerConfig, served: ServedSpan
-) -> AsyncIterator[Handler]:
-    """Answer requests on an open transport, announced, for as long as the block lasts."""
+    transport: Transport, runner: SpanRunner, executor: Executor, config: ServerConfig, served: ServedSpan, *,
+    rng: random.Random | None = None,
+) -> AsyncIterator[Handler]:  # fmt: skip
+    """Answer requests on an open transport, announced, while the block lasts. `rng` spreads what is periodic."""
     pool, watcher = CachePool(config.cache_tokens), Watcher(transport, served.fingerprint)
     handler = Handler(
         transport, runner, executor, pool,
         fingerprint=served.fingerprint, limits=config.limits, liveness=config.liveness,
         may_dial=Neighbours(watcher).may_dial,
     )  # fmt: skip
-    followers = Followers(transport, watcher, lambda: range(handler.runner.facts.start, handler.runner.facts.end))
+    followers = Followers(
+        transport, watcher, lambda: range(handler.runner.facts.start, handler.runner.facts.end), rng=rng
+    )
     announcer = Announcer(
         transport,
         lambda: _announcement(transport, handler, followers, config, served),
         period_s=config.announce_period_s,
         lifetime_s=config.record_lifetime_s,
         view=lambda: watcher.view,
+        rng=rng,
     )
     await handler.start()
     if not await announcer.announce():

@@ -61,7 +61,7 @@ class MemorySwarm:
         model = model or self.model
         served = ServedSpan(model.name, model.fingerprint, model.num_blocks, 1000.0, 1000.0)
         handler = await own.enter_async_context(
-            serve_span(transport, ToySpan(start, end), InlineExecutor(), config, served)
+            serve_span(transport, ToySpan(start, end), InlineExecutor(), config, served, rng=self.rng)
         )
         self.handlers[name] = handler
         return handler
