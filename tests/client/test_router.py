@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from corolla.apps.sim.swarm import MemorySwarm
-from corolla.client.router import Router, ServerLists
+from corolla.client.lists import ServerLists
+from corolla.client.router import Router
 from corolla.clock import loop_time
 from corolla.errors import MissingBlocks
 from corolla.ids import PeerId

@@ -6,11 +6,13 @@ importing torch and a model file of transformers takes longer than everything el
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corolla.client.config import ClientConfig
 from corolla.client.connection import Connection
+from corolla.client.lists import read_lists
 from corolla.errors import BadInput
 from corolla.models.source import open_model_source
 from corolla.models.source_options import SourceOptions
@@ -44,6 +46,8 @@ class AutoDistributedModelForCausalLM:
         model_name: str | None = None,
         source: SourceOptions | None = None,
         swarm_key: str | os.PathLike[str] | None = None,
+        allowed_servers: Sequence[str] | None = None,
+        blocked_servers: Sequence[str] | None = None,
         has_tokenizer: bool = False,
         **unknown: Any,
     ) -> "DistributedModelForCausalLM":
@@ -52,7 +56,8 @@ class AutoDistributedModelForCausalLM:
         `initial_peers`: addresses of any peers of the swarm (`/ip4/…/tcp/…/p2p/…`); left out, the environment
         variable COROLLA_PEERS, separated by commas or spaces. `dtype`: of the local half and of what is sent;
         None keeps the checkpoint's own. `source`: revision, token and cache of a hub's OWNER/NAME; `has_tokenizer`
-        also gets the files of its tokenizer. `swarm_key`: the key file of a private swarm. Raises BadInput (model,
+        also gets the files of its tokenizer. `swarm_key`: the key file of a private swarm. `allowed_servers`,
+        `blocked_servers`: peer ids of the only servers to use, and of those never to use. Raises BadInput (model,
         arguments) or NoPeers.
         """
         if unknown:
@@ -60,11 +65,14 @@ class AutoDistributedModelForCausalLM:
         peers = resolve_peers(initial_peers)
         for peer in peers:
             parse_peer_address(peer)
+        config = config or ClientConfig()
+        if allowed_servers is not None or blocked_servers is not None:
+            config = replace(config, servers=read_lists(allowed_servers, blocked_servers))
         if network is None:
             keys = load_keys([] if swarm_key is None else [Path(swarm_key)])
             network = NetworkConfig(is_client=True, gate=GateConfig(keys=keys))
         checkpoint = open_model_source(name_or_dir, source or SourceOptions(), has_tokenizer=has_tokenizer)
-        connection = Connection(network, config or ClientConfig(), peers)
+        connection = Connection(network, config, peers)
         try:
             from corolla.client.model import load_distributed_model
 

@@ -1,10 +1,13 @@
 """A client's bounds: every wait on another machine has one here."""
 
 from dataclasses import dataclass, field
+from typing import get_args
 
+from corolla.client.lists import ServerLists
 from corolla.errors import BadInput
 from corolla.net.liveness import Liveness
 from corolla.swarm.cost import CostModel
+from corolla.swarm.route import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,16 @@ class ClientConfig:
     """Most positions × rows sent in one step; a server may ask for less."""
     liveness: Liveness = field(default_factory=Liveness)
     cost: CostModel = field(default_factory=CostModel)
+    mode: Mode = "min_latency"
+    """Of routes: the fastest chain for one who waits, or ("max_throughput") spread over chains for batch work."""
+    servers: ServerLists = field(default_factory=ServerLists)
+    """Whom to be served by; the default is anybody."""
 
     def __post_init__(self) -> None:
         for name in ("join_timeout_s", "dial_timeout_s", "open_timeout_s", "step_timeout_s", "refresh_period_s"):
             if getattr(self, name) <= 0:
                 raise BadInput(f"{name} must be positive, not {getattr(self, name)}")
+        if self.mode not in get_args(Mode):
+            raise BadInput(f"mode {self.mode!r} is not one of {', '.join(get_args(Mode))}")
         if self.max_chunk_tokens < 1:
             raise BadInput(f"max_chunk_tokens must be at least 1, not {self.max_chunk_tokens}")

@@ -7,6 +7,7 @@ Whatever goes wrong comes out typed, once, through `Listener.on_fault`.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,12 +50,21 @@ class Listener(Protocol):
 class ServerLink:
     """The control stream to one server; ends everything that hangs on it when the server is lost."""
 
-    def __init__(self, transport: Transport, peer: PeerId, limits: HopLimits, liveness: Liveness) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        peer: PeerId,
+        limits: HopLimits,
+        liveness: Liveness,
+        on_heartbeat: Callable[[PeerId, PeerLife], None] = lambda _peer, _life: None,
+    ) -> None:
+        """`on_heartbeat`: what heartbeats tell of the server's line and of the way to it, each time."""
         self.peer = peer
         self.transport = transport
         self.limits = limits
         self.error: SwarmError | None = None
         self._liveness = liveness
+        self._on_heartbeat = on_heartbeat
         self._hops: dict[SessionId, Hop] = {}
         self._watch: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
@@ -110,6 +120,7 @@ class ServerLink:
                     hop.hear(message)
             case wire.Heartbeat():
                 self.life.on_heartbeat(message)
+                self._on_heartbeat(self.peer, self.life)
             case wire.Drain():
                 log.info("server leaves", extra={"peer": short(self.peer), "deadline_s": message.deadline_s})
                 for hop in list(self._hops.values()):

@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from corolla.client.lists import ServerLists
 from corolla.clock import loop_time
 from corolla.errors import HopFailed, MissingBlocks, Unsupported
 from corolla.ids import Fingerprint, PeerId, short
@@ -42,19 +43,6 @@ class ServedModel:
     name: str
     fingerprint: Fingerprint
     num_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLists:
-    """Whom the user wants to be served by."""
-
-    allowed: frozenset[PeerId] | None = None
-    """Only these; None: all."""
-    blocked: frozenset[PeerId] = frozenset()
-
-    def applied(self, view: View) -> View:
-        allowed = view if self.allowed is None else view.only(self.allowed)
-        return allowed.without(self.blocked)
 
 
 class Router:

@@ -19,6 +19,7 @@ from corolla.client.router import Router, ServedModel
 from corolla.client.session import Session
 from corolla.errors import BadInput, MissingBlocks
 from corolla.ids import Fingerprint, PeerId, short
+from corolla.net.liveness import PeerLife
 from corolla.net.streams import Transport
 from corolla.swarm.route import Route
 from corolla.wire.tensors import DType
@@ -34,6 +35,8 @@ class Swarm:
         self.config = config
         self._rng = rng or random.Random()  # noqa: S311 - spreads load, keeps no secret
         self._routers: dict[Fingerprint, Router] = {}
+        self._latest: dict[Fingerprint, Route] = {}
+        """The route that was taken last: kept for the next session unless another is clearly better."""
         self._links: dict[PeerId, ServerLink] = {}
         self._dialling: dict[PeerId, asyncio.Lock] = {}
         self._limits = HopLimits(config.dial_timeout_s, config.open_timeout_s, config.step_timeout_s)
@@ -42,8 +45,9 @@ class Swarm:
         """The router of this model; one for each fingerprint."""
         if model.fingerprint not in self._routers:
             self._routers[model.fingerprint] = Router(
-                self.transport, model, self.config.cost, refresh_period_s=self.config.refresh_period_s, rng=self._rng
-            )
+                self.transport, model, self.config.cost, refresh_period_s=self.config.refresh_period_s, rng=self._rng,
+                lists=self.config.servers,
+            )  # fmt: skip
         return self._routers[model.fingerprint]
 
     @asynccontextmanager
@@ -80,7 +84,11 @@ class Swarm:
         """The cheapest chain over `blocks`. Raises MissingBlocks when even a fresh look finds none."""
         router = self.router(model)
         if len(blocks) == model.num_blocks:
-            return await router.find_route(tokens_needed=tokens_needed, without=without)
+            route = self._latest[model.fingerprint] = await router.find_route(
+                tokens_needed=tokens_needed, without=without, mode=self.config.mode,
+                current=self._latest.get(model.fingerprint),
+            )  # fmt: skip
+            return route
         try:
             return router.find_part(blocks, tokens_needed=tokens_needed, without=without)
         except MissingBlocks:
@@ -92,10 +100,18 @@ class Swarm:
         async with self._dialling.setdefault(peer, asyncio.Lock()):
             link = self._links.get(peer)
             if link is None or link.error is not None:
-                link = ServerLink(self.transport, peer, self._limits, self.config.liveness)
+                link = ServerLink(self.transport, peer, self._limits, self.config.liveness, self._heard)
                 await link.connect()
                 self._links[peer] = link
             return link
+
+    def _heard(self, peer: PeerId, life: PeerLife) -> None:
+        """Heartbeats tell routers what they would else have to ask for."""
+        for router in self._routers.values():
+            if peer in router.view.servers:
+                router.saw_queue(peer, life.peer_queue_s)
+                if life.rtt_s is not None:
+                    router.saw_rtt(peer, life.rtt_s)
 
     async def close(self) -> None:
         for router in self._routers.values():

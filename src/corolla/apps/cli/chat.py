@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from corolla.apps.cli.options import join_option, logging_options, require_peers, sampling_options, source_options
+from corolla.apps.cli.options import (
+    join_option,
+    logging_options,
+    require_peers,
+    sampling_options,
+    server_list_options,
+    source_options,
+)
 from corolla.apps.cli.progress import progress
 from corolla.errors import BadInput
 
@@ -26,6 +33,7 @@ START_ANEW = "/new"
 @click.command("chat")
 @click.argument("model")
 @join_option
+@server_list_options
 @sampling_options
 @click.option(
     "--max-context", type=click.IntRange(min=2), metavar="N", help="Longest conversation, in tokens. Default: 4096."

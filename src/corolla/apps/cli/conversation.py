@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from corolla import AutoDistributedModelForCausalLM
-from corolla.apps.cli.network import client_network
+from corolla.apps.cli.network import chosen_servers, client_network
+from corolla.client.config import ClientConfig
 from corolla.errors import BadInput
 from corolla.models.source_options import SourceOptions
 
@@ -109,8 +110,9 @@ def open_model(
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model = AutoDistributedModelForCausalLM.from_pretrained(
-        name_or_dir, initial_peers=peers, dtype=dtype, network=client_network(), source=source, has_tokenizer=True
-    )
+        name_or_dir, initial_peers=peers, dtype=dtype, config=ClientConfig(servers=chosen_servers()),
+        network=client_network(), source=source, has_tokenizer=True,
+    )  # fmt: skip
     return SwarmModel(model, load_tokenizer(model.checkpoint.directory))
 
 

@@ -10,6 +10,7 @@ from corolla.apps.cli.options import (
     logging_options,
     require_peers,
     sampling_options,
+    server_list_options,
     source_options,
 )
 from corolla.apps.cli.progress import progress
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.argument("prompt")
 @join_option
+@server_list_options
 @sampling_options
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @source_options

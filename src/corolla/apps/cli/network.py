@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from corolla.apps.cli.settings import RunSettings
+from corolla.client.lists import ServerLists, read_lists
 from corolla.net.gate import GateConfig, load_allowed
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.swarm_key import load_keys
@@ -26,8 +27,17 @@ def client_network() -> NetworkConfig:
 
 def chosen_gate() -> GateConfig:
     """What `--swarm-key` and `--allow` of the running command say. Raises BadInput for a file that cannot be used."""
+    settings = _settings()
+    return GateConfig(keys=load_keys(settings.swarm_keys), allowed=load_allowed(settings.allow))
+
+
+def chosen_servers() -> ServerLists:
+    """What `--allow-server` and `--block-server` say. Raises BadInput for what is no peer id."""
+    settings = _settings()
+    return read_lists(settings.allow_servers or None, settings.block_servers)
+
+
+def _settings() -> RunSettings:
     context = click.get_current_context(silent=True)
     settings = context.find_root().obj if context is not None else None
-    if not isinstance(settings, RunSettings):
-        return GateConfig()
-    return GateConfig(keys=load_keys(settings.swarm_keys), allowed=load_allowed(settings.allow))
+    return settings if isinstance(settings, RunSettings) else RunSettings()

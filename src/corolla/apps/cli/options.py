@@ -100,6 +100,18 @@ def _allow_option(command: Decorated) -> Decorated:
     )(command)
 
 
+def server_list_options(command: Decorated) -> Decorated:
+    """`--allow-server` and `--block-server` of commands that look for a route; neither needs passing on."""
+    for name, text in (
+        ("--block-server", "Peer id of a server not to use; repeatable."),
+        ("--allow-server", "Peer id of a server to use, and no others than these; repeatable."),
+    ):
+        command = click.option(
+            name, metavar="PEER", multiple=True, expose_value=False, callback=_set_servers, help=text
+        )(command)
+    return command
+
+
 def listen_options(command: Decorated) -> Decorated:
     """`listen` and `announce`; and `--allow`, which needs no passing on."""
     command = _allow_option(command)
@@ -187,6 +199,15 @@ def _set_allow(ctx: click.Context, _param: click.Parameter, value: tuple[Path, .
     settings = ctx.find_root().obj
     if isinstance(settings, RunSettings):
         settings.allow = value
+
+
+def _set_servers(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> None:
+    settings = ctx.find_root().obj
+    if isinstance(settings, RunSettings):
+        if param.name == "allow_server":
+            settings.allow_servers = value
+        else:
+            settings.block_servers = value
 
 
 def split_addresses(join: Sequence[str]) -> tuple[str, ...]:

@@ -14,3 +14,7 @@ class RunSettings:
     """Key files of a private swarm; the first is used, all are accepted."""
     allow: tuple[Path, ...] = ()
     """Files of peer ids that may dial us; none: all."""
+    allow_servers: tuple[str, ...] = ()
+    """Peer ids of the only servers to use; none: all."""
+    block_servers: tuple[str, ...] = ()
+    """Peer ids of servers not to use."""
