@@ -49,6 +49,7 @@ HONEST = Announcement(
     name="café 日本 box",
     addresses=["/ip4/127.0.0.1/tcp/1234/p2p/12D3KooWme"],
     announced_at=1_800_000_000.0,
+    commit="0123456789abcdef0123456789abcdef01234567",
 )
 
 
@@ -113,6 +114,9 @@ NONSENSE: list[tuple[str, Any]] = [
     ("addresses", ["x" * 257]),
     ("announced_at", math.nan),
     ("announced_at", -1.0),
+    ("commit", "main"),
+    ("commit", "0" * 40 + "\n"),
+    ("commit", None),
 ]
 
 

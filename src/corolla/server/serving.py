@@ -102,4 +102,5 @@ def _announcement(
         name=clean_name(config.name),
         addresses=list(transport.addresses)[:MAX_ADDRESSES],
         announced_at=transport.wall_time(),
+        commit=served.commit or "",
     )

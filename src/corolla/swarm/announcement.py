@@ -42,6 +42,7 @@ Block = Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]
 # Bounds keep NaN and infinities out as well: msgspec refuses what does not compare.
 Speed = Annotated[float, Meta(ge=0, le=1e12)]
 WallTime = Annotated[float, Meta(ge=0, le=1e11)]
+Commit = Annotated[str, Meta(pattern=r"^(?:[0-9a-f]{40})?\Z")]
 Address = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -77,6 +78,8 @@ class Announcement(Struct, frozen=True, kw_only=True, array_like=True):
     addresses: Annotated[list[Address], Meta(max_length=MAX_ADDRESSES)] = []
     announced_at: WallTime = 0.0
     """The server's wall clock when it published this; 0: it does not say."""
+    commit: Commit = ""
+    """Of the hub's repository that the weights came from; the fingerprint, not this, says which weights they are."""
 
     def encode(self) -> bytes:
         """The record's value. When there are too many bytes, round trips go first (the longest), then addresses.

@@ -54,6 +54,23 @@ def status_of(*spans: tuple[int, int], wanted: tuple[str, ...] = (), name: str =
     return run_virtual(look())
 
 
+def test_a_model_that_its_last_server_has_left_is_not_listed_although_the_index_still_names_it() -> None:
+    async def look(*wanted: str) -> list[ModelStatus]:
+        async with MemoryNetwork(random.Random(1)).transport("server") as server:
+            await announce(server, (0, 8))
+            assert len(await read_swarm(server, wanted)) == 1
+            left = Announcement(
+                state="left", start=0, end=8, num_blocks=8, fingerprint=WEIGHTS, model_name="tiny", dtype="float32"
+            )
+            await server.records.put(announcement_key(WEIGHTS, server.peer), left.encode(), LIFETIME_S + 1)
+            assert len(await server.records.get(MODELS_KEY)) == 1
+            return await read_swarm(server, wanted)
+
+    assert run_virtual(look()) == []
+    with pytest.raises(NoRoute, match="nobody serves tiny in this swarm; served: nothing"):
+        run_virtual(look("tiny"))
+
+
 def printed(statuses: list[ModelStatus]) -> str:
     file = io.StringIO()
     print_tables(statuses, Console(file=file))

@@ -74,4 +74,5 @@ def _server_as_json(server: ServerView) -> dict[str, Any]:
         "adapters": said.adapters,
         "rtt_s": server.rtt_s,
         "version": said.version,
+        "commit": said.commit or None,
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from corolla.errors import HopFailed, NoRoute
-from corolla.ids import PeerId
+from corolla.ids import Fingerprint, PeerId
 from corolla.net.streams import Transport
 from corolla.swarm.announcement import MODELS_KEY, ModelEntry
 from corolla.swarm.view import View
@@ -34,9 +34,15 @@ class ModelStatus:
 
 
 async def read_swarm(transport: Transport, wanted: Sequence[str]) -> list[ModelStatus]:
-    """The status of the wanted models (none named: all). Raises NoRoute when a named one is not served."""
-    entries = choose(list_models(await transport.records.get(MODELS_KEY)), wanted)
-    views = await asyncio.gather(*(Watcher(transport, entry.fingerprint).refresh() for entry in entries))
+    """The status of the wanted models (none named: all). Raises NoRoute when a named one is not served.
+
+    The index of models outlives the last server of one by minutes: what nobody serves any more is left out.
+    """
+    listed = list_models(await transport.records.get(MODELS_KEY))
+    found = await asyncio.gather(*(Watcher(transport, entry.fingerprint).refresh() for entry in listed))
+    view_of = {entry.fingerprint: view for entry, view in zip(listed, found, strict=True) if view.servers}
+    entries = choose([entry for entry in listed if entry.fingerprint in view_of], wanted)
+    views = [view_of[Fingerprint(entry.fingerprint)] for entry in entries]
     rtts = await ping_all(transport, [peer for view in views for peer in view.servers])
     return [ModelStatus(entry, view.with_rtts(rtts)) for entry, view in zip(entries, views, strict=True)]
 
