@@ -8,19 +8,14 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from corolla.client.chunks import cut_into_steps
 from corolla.client.connection import Connection
 from corolla.client.router import ServedModel
-from corolla.client.session import RouteHop, Session, StepInput
+from corolla.client.session import RouteHop, Session
 from corolla.errors import BadInput
 from corolla.models.local_half import LocalCache
-from corolla.models.tensors import to_torch, to_wire, wire_dtype
+from corolla.models.tensors import to_torch, wire_dtype
 from corolla.wire.messages import HopTiming, Want
-from corolla.wire.tensors import WireTensor
-
-CHUNKS_PER_HOP = 4
-LEAST_CHUNK_TOKENS = 128
-"""Measured over 3 hops, 50 ms and 100 Mbit/s with 512 tokens: one chunk 2.1 s, of 256 1.44 s, of 128 1.14 s, of 64
-1.1 s; smaller ones cost the servers more than the pipeline gains."""
 
 
 class InferenceSession:
@@ -83,17 +78,10 @@ class InferenceSession:
     ) -> Tensor:
         """`hidden` [rows, new_tokens, hidden_size] after the last block; one position when `want` is "last"."""
         session = self._opened(hidden)
-        num_tokens = hidden.shape[-2]
-        chunk = self._chunk_tokens(session, hidden)
-        inputs = [
-            StepInput(
-                to_wire(hidden[..., start : start + chunk, :]),
-                min(chunk, num_tokens - start),
-                None if position_ids is None else to_wire(position_ids[..., start : start + chunk]),
-                _needed_ids(session, token_ids, start, start + chunk),
-            )
-            for start in range(0, num_tokens, chunk)
-        ]
+        inputs = cut_into_steps(
+            session, hidden, max_chunk_tokens=self._connection.config.max_chunk_tokens,
+            position_ids=position_ids, token_ids=token_ids,
+        )  # fmt: skip
         answers = self._connection.run(session.run(inputs, want=want, left_padding=left_padding))
         outputs = [to_torch(answer, hidden.device) for answer in answers if answer is not None]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2)
@@ -128,29 +116,6 @@ class InferenceSession:
             )
         return self._session
 
-    def _chunk_tokens(self, session: Session, hidden: Tensor) -> int:
-        """Positions per step: what every server takes, and what this client wants to send at once."""
-        num_tokens = hidden.shape[-2]
-        if not session.prefill_in_chunks:
-            pipelined = num_tokens
-        elif len(session.route) > 1:  # so that every hop has a chunk to work on while the others have theirs
-            pipelined = max(LEAST_CHUNK_TOKENS, num_tokens // (CHUNKS_PER_HOP * len(session.route)))
-        else:
-            pipelined = num_tokens
-        position_bytes = hidden.numel() // num_tokens * hidden.element_size()
-        most = min(
-            pipelined,
-            session.max_chunk_tokens // hidden.shape[-3],
-            self._connection.config.max_chunk_tokens // hidden.shape[-3],
-            session.max_chunk_bytes // position_bytes,
-        )
-        if num_tokens > most and not session.prefill_in_chunks:
-            raise BadInput(
-                f"this model takes a prompt only in one piece; {num_tokens} tokens are more than the {max(most, 0)} "
-                "that the servers take at once"
-            )
-        return max(most, 1)
-
 
 class SessionCache(LocalCache):
     """What `generate` takes for its KV cache: a counter here, the keys and values on the servers.
@@ -171,11 +136,3 @@ class SessionCache(LocalCache):
     def gather(self, rows: Sequence[int]) -> None:
         self.session.gather(rows)
         super().gather(rows)
-
-
-def _needed_ids(session: Session, token_ids: Tensor | None, start: int, end: int) -> WireTensor | None:
-    if not session.needs_token_ids:
-        return None
-    if token_ids is None:
-        raise BadInput("this model's blocks need token ids: give input_ids, not inputs_embeds")
-    return to_wire(token_ids[..., start:end])
