@@ -77,9 +77,14 @@ def tool(name: str, *args: str) -> tuple[str, ...]:
     return (str(BIN / name), *args)
 
 
-def pytest_part(name: str, marker: str, budget_s: float) -> Part:
+WORKERS = "2"
+"""Test processes at a time: one of ours mostly waits for the processes that it has started."""
+
+
+def pytest_part(name: str, marker: str, budget_s: float, *, share: str) -> Part:
+    """`share`: how the workers divide the tests: "worksteal" evenly, "loadfile" a file to one, with its fixtures."""
     command = (sys.executable, "-m", "pytest", "-m", marker, "--durations=5", "--durations-min=2")
-    return Part(name, command, budget_s, has_tests=True)
+    return Part(name, (*command, "-n", WORKERS, "--dist", share), budget_s, has_tests=True)
 
 
 CHECK = (
@@ -87,12 +92,12 @@ CHECK = (
     Part("formatting", tool("ruff", "format", "--check", "."), 5),
     Part("types", tool("basedpyright"), 45),
     Part("import contracts", tool("lint-imports", "--no-logo", "--no-cache"), 15),
-    pytest_part("fast tests", "not slow and not full", 75),
+    pytest_part("fast tests", "not slow and not full", 75, share="worksteal"),
 )
 TEST = (
     *CHECK,
-    pytest_part("slow tests", "slow and not full", 900),
-    pytest_part("long tests", "full", 400),
+    pytest_part("slow tests", "slow and not full", 660, share="loadfile"),
+    pytest_part("long tests", "full", 300, share="worksteal"),
 )
 
 

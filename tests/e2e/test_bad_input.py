@@ -195,6 +195,16 @@ def test_a_span_that_the_model_has_not_is_answered_with_the_valid_ranges(
     assert announced() == 0
 
 
+def test_a_cut_between_blocks_that_share_keys_is_answered_with_the_possible_cuts(
+    corolla: Corolla, tmp_path: Path, bootstrap: str, announced: Callable[[], int]
+) -> None:
+    """Blocks 3 to 5 use what block 2 has cached: they stay on its server."""
+    model = write_tiny(tmp_path / "shares", "gemma3n_text", num_kv_shared_layers=2)
+    said = error_of(corolla("serve", model, "--blocks", "0:5", "--join", bootstrap), BAD_INPUT)
+    assert "cannot be cut at 5: block 5 uses what block 2 keeps; it can be cut at: 1, 2" in said
+    assert announced() == 0
+
+
 @pytest.mark.parametrize("blocks", ["3", "a:b", "-1:3", "1:2:3"])
 def test_what_is_no_span_at_all_is_answered_with_how_one_is_written(corolla: Corolla, tiny: Path, blocks: str) -> None:
     assert "A:B" in error_of(corolla("serve", tiny, f"--blocks={blocks}"), BAD_INPUT)
