@@ -87,11 +87,18 @@ class Checkpoint:
 
         Raises BadInput or SwarmError when they cannot be had.
         """
+        return self.files.hold(self._ranges(names))
+
+    def lacks(self, names: Iterable[str]) -> int:
+        """Bytes of these tensors that would have to be downloaded."""
+        return self.files.lacks(self._ranges(names))
+
+    def _ranges(self, names: Iterable[str]) -> dict[str, list[Range]]:
         ranges: dict[str, list[Range]] = {}
         for name in names:
             info = self.tensors[name]
             ranges.setdefault(info.file.name, []).append((info.start, info.end))
-        return self.files.hold(ranges)
+        return ranges
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

@@ -82,6 +82,8 @@ class ModelDescription:
     block_bytes: tuple[int, ...]
     """Memory of each block's weights, as they are held."""
     block_download_bytes: tuple[int, ...]
+    block_missing_bytes: tuple[int, ...]
+    """Of the download, what is not on this disk yet."""
     block_cache: tuple[CacheNeeds, ...]
     side_bytes: int
     """Weights outside the blocks that each server holds besides."""
@@ -132,6 +134,7 @@ def describe_model(
         can_go_back=can_go_back,
         block_bytes=block_bytes,
         block_download_bytes=downloads.blocks,
+        block_missing_bytes=downloads.missing,
         block_cache=cache,
         side_bytes=sum(parameters[name].nbytes for name in dataflow.side_parameters),
         side_download_bytes=downloads.side,
@@ -145,6 +148,8 @@ class _Downloads:
     """Stored bytes of each block, and of what each server needs besides."""
 
     blocks: tuple[int, ...]
+    missing: tuple[int, ...]
+    """Of each block's bytes those that are not on this disk."""
     side: int
 
     @classmethod
@@ -152,16 +157,16 @@ class _Downloads:
         """`outline`: the whole model. A tensor that several blocks share counts for each of them."""
         block_of = dict(_block_of_tensor(outline))
         sharers = _sharers(outline)
-        blocks = [0] * dataflow.num_blocks
+        blocks: list[list[str]] = [[] for _ in range(dataflow.num_blocks)]
         side = 0
         for name, target, _ in place_tensors(checkpoint, outline):
-            num_bytes = checkpoint.tensors[name].nbytes
             targets = [target, *sharers.get(target, ())]
             for index in {block_of[target] for target in targets if target in block_of}:
-                blocks[index] += num_bytes
+                blocks[index].append(name)
             if not dataflow.side_parameters.isdisjoint(targets):
-                side += num_bytes
-        return cls(tuple(blocks), side)
+                side += checkpoint.tensors[name].nbytes
+        sizes = tuple(sum(checkpoint.tensors[name].nbytes for name in names) for names in blocks)
+        return cls(sizes, tuple(map(checkpoint.lacks, blocks)), side)
 
 
 def _block_of_tensor(outline: PreTrainedModel) -> Iterator[tuple[str, int]]:

@@ -35,6 +35,10 @@ class ModelFiles(Protocol):
         """Bytes of a whole file; None: the model has no such file."""
         ...
 
+    def lacks(self, ranges: Mapping[str, Sequence[Range]]) -> int:
+        """How many of these bytes would have to be downloaded first."""
+        ...
+
     def hold(self, ranges: Mapping[str, Sequence[Range]]) -> AbstractContextManager[None]:
         """While inside, these bytes of these files can be read from `directory`. They lie within the file's size.
 
@@ -57,6 +61,9 @@ class LocalFiles:
     def size_of(self, file: str) -> int | None:
         path = self.directory / file
         return path.stat().st_size if path.is_file() else None
+
+    def lacks(self, ranges: Mapping[str, Sequence[Range]]) -> int:
+        return 0
 
     def hold(self, ranges: Mapping[str, Sequence[Range]]) -> AbstractContextManager[None]:
         return nullcontext()  # they are there

@@ -24,7 +24,7 @@ from corolla.models.disk_cache import DiskCache
 from corolla.models.download import DiskFull, Download, Wanted
 from corolla.models.hub import Hub, RemoteFile, Repository, Unreachable, is_commit
 from corolla.models.locks import Lock, wait_for_lock
-from corolla.models.ranges import Range
+from corolla.models.ranges import Range, count_bytes, subtract
 from corolla.models.transfer import Progress, Transfer
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,12 @@ class HubFiles:
     def size_of(self, file: str) -> int | None:
         remote = self._repository.files.get(file)
         return None if remote is None else remote.size
+
+    def lacks(self, ranges: Mapping[str, Sequence[Range]]) -> int:
+        return sum(
+            count_bytes(subtract(parts, CachedFile(self.directory / name, self._repository.files[name].size).held()))
+            for name, parts in ranges.items()
+        )
 
     @contextmanager
     def hold(self, ranges: Mapping[str, Sequence[Range]]) -> Generator[None]:

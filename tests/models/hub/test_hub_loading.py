@@ -10,6 +10,7 @@ import torch
 
 from corolla.errors import BadInput, SwarmError
 from corolla.models import checkpoint as checkpoint_module
+from corolla.models.description import describe_model
 from corolla.models.disk_cache import disk_bytes
 from corolla.models.fingerprint import fingerprint
 from corolla.models.loading import load_span
@@ -49,6 +50,16 @@ def test_it_is_called_by_its_name_and_commit_and_has_the_directorys_fingerprint(
     assert (checkpoint.name, checkpoint.commit) == ("someone/tiny", hub.commit_of("someone/tiny"))
     assert fingerprint(checkpoint) == fingerprint(tiny("llama"))
     assert tiny("llama").commit is None
+
+
+def test_which_blocks_are_on_this_disk_is_known_before_a_download(open_here, exact_headers):
+    checkpoint = open_here()
+    before = describe_model(checkpoint)
+    assert before.block_missing_bytes == before.block_download_bytes
+    load_span(checkpoint, 1, 3)
+    missing = describe_model(checkpoint).block_missing_bytes
+    assert [block for block, lacks in enumerate(missing) if not lacks] == [1, 2]
+    assert missing[0] == before.block_download_bytes[0]
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 2), (1, 5), (5, 6)])
