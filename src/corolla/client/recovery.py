@@ -1,9 +1,10 @@
-"""What to do when a server of the route is lost: pure decisions, which `client/session.py` carries out.
+"""What to do when a server of the route is lost: pure decisions, which `client/mending.py` carries out.
 
 A route is a list of `Place`s: one server each, for consecutive blocks. Places are linked server to server, except
 at the borders where two servers cannot reach each other: there the client passes activations on itself. The parts
 between such borders are the route's *segments*; the client pushes to each one's head and hears from its tail.
 
+    a fault              → `remedy_for`, `remedy_for_link`: what it calls for
     lost places          → `replace_lost`: substitutes for just their blocks; everyone else keeps the cache
     what all hold        → `must_rebuild`: places that have to begin afresh, since nobody before them can replay
     what is missing      → `plan_resends`: who sends what again, from where
@@ -13,7 +14,18 @@ In every decision a step is either *answered* (its output has come) or *live* (i
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from corolla.errors import (
+    HopFailed,
+    JournalGap,
+    NeedsReplay,
+    OutOfOrder,
+    Overloaded,
+    RemoteProtocolError,
+    SessionLost,
+    SwarmError,
+)
 from corolla.ids import PeerId
 from corolla.swarm.route import Route
 
@@ -47,6 +59,37 @@ class Resend:
     index: int
     from_position: int | None
     from_step: int
+
+
+Remedy = Literal["repeat", "rebuild", "replace", "give up"]
+"""Send the step again after a pause; build that server's cache anew; put another in its place; or tell the user."""
+LinkRemedy = Literal["none", "replace", "repeat", "part"]
+"""Old news; the other one is lost, and with it the link; let the two try again; or stand between them from now on."""
+
+
+def remedy_for(fault: SwarmError) -> Remedy:
+    """What a server's fault calls for. "give up": our own mistake, for which nobody is banned and nothing retried."""
+    match fault:
+        case Overloaded():  # a full line is no failure
+            return "repeat"
+        case NeedsReplay() | JournalGap() | OutOfOrder():  # it cannot get there from what it holds
+            return "rebuild"
+        case SessionLost() | HopFailed() | RemoteProtocolError():
+            return "replace"
+        case _:
+            return "give up"
+
+
+def remedy_for_link(
+    places: Sequence[Place], lost: Collection[int], index: int, peer: PeerId, *, again: bool
+) -> LinkRemedy:
+    """What it calls for that the server at `index` cannot reach `peer`; `again`: not for the first time."""
+    following = index + 1
+    if following >= len(places) or places[following].peer != peer:
+        return "none"
+    if following in lost:
+        return "replace"
+    return "part" if again else "repeat"
 
 
 def lost_runs(places: Sequence[Place], lost: Collection[int]) -> list[range]:

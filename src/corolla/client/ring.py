@@ -8,7 +8,7 @@ lies in `client/recovery.py`; when and why is `client/session.py`'s.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from corolla.client.hop import Hop, Listener, ServerLink
 from corolla.client.recovery import Held, Place, mark_fresh, must_rebuild, plan_resends
 from corolla.client.router import Router, ServedModel
+from corolla.client.steps import Pending, Steps
 from corolla.errors import (
     CacheFull,
     HopFailed,
@@ -57,18 +58,6 @@ class SwarmAccess(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Pending:
-    """A step under way: pushed to the segment that begins at block `at`, its answer outstanding."""
-
-    step: wire.Step
-    num_tokens: int
-    want: wire.Want
-    at: int = 0
-    is_pushed: bool = False
-    output: wire.Output | None = None
-
-
 class PlacesFailed(Exception):
     """Taking a route failed at these servers; others may do."""
 
@@ -86,6 +75,7 @@ class Ring:
         swarm: SwarmAccess,
         model: ServedModel,
         listener: Listener,
+        steps: Steps,
         *,
         max_tokens: int,
         max_rows: int,
@@ -95,7 +85,11 @@ class Ring:
         self.hops: list[Hop] = []
         """One for each place."""
         self.version = -1
-        """Of the route: counts how often one was taken."""
+        """Of the route: counts how often one was tried."""
+        self.num_taken = 0
+        """Routes that were taken, the first one included."""
+        self.suspect_links: set[tuple[PeerId, PeerId]] = set()
+        """Links of this route that one of its servers could not use once."""
         self.heads: dict[int, Journal] = {0: Journal(UNBOUNDED)}
         """First block of each segment → what the client pushed there."""
         self.standby: dict[PeerId, Hop] = {}
@@ -109,7 +103,7 @@ class Ring:
         self._max_tokens = max_tokens
         self._max_rows = max_rows
         self._wire_dtype: DType = wire_dtype
-        self._pending: Mapping[int, Pending] = {}
+        self._steps = steps
         self._refed: set[int] = set()
         """Heads whose cache is rebuilt from what the segment before them gives back."""
         self._replaying: dict[tuple[int, int], wire.Step] = {}
@@ -163,11 +157,11 @@ class Ring:
         """Whether some server pushes on to another."""
         return any(place.start not in self.heads for place in self.places)
 
-    def part_at(self, start: int, position: int) -> None:
-        """From now on the client passes on what comes to this block; up to `position` it was not kept."""
+    def part_at(self, start: int) -> None:
+        """From now on the client passes on what comes to this block; what came before was not kept."""
         if start not in self.heads:
             journal = self.heads[start] = Journal(UNBOUNDED)
-            journal.skip(position)
+            journal.skip(self._steps.position)
             self.heads = dict(sorted(self.heads.items()))
 
     def pass_replay_on(self, hop: Hop, output: wire.Output) -> None:
@@ -193,12 +187,9 @@ class Ring:
 
     # --- taking a route
 
-    async def take(self, places: list[Place], pending: Mapping[int, Pending], *, last_answered: int) -> None:
-        """Put every place on the route, as often as it takes for all to have what they need.
-
-        `pending`: the steps under way; those up to `last_answered` need no answer any more. Raises PlacesFailed.
-        """
-        self._pending = pending
+    async def take(self, places: list[Place]) -> None:
+        """Put every place on the route, as often as it takes for all to have what they need. Raises PlacesFailed."""
+        last_answered = self._steps.last_answered
         self._follow_borders(places)
         while True:
             held = await self._open_all(places)
@@ -212,9 +203,12 @@ class Ring:
         if self.version > 0:
             await self._resend(places, held, live_from=last_answered + 1)
         self.places = [Place(place.peer, place.start, place.end) for place in places]
+        self.suspect_links &= {(place.peer, following.peer) for place, following in pairwise(places)}
+        self.num_taken += 1
 
-    async def build_aside(self, hop: Hop, index: int, position: int) -> None:
-        """Give a server that stands by the history up to `position`, beside the route."""
+    async def build_aside(self, hop: Hop, index: int) -> None:
+        """Give a server that stands by what the place at `index` holds, beside the route."""
+        position = self._steps.position
         ask = self._ask([*self.places[:index], Place(hop.peer, hop.start, hop.end), *self.places[index + 1 :]], index)
         await hop.open(replace(ask, is_fresh=True, standby=True, hold=True))
         if hop.start in self.heads and self.heads[hop.start].first_position > 0:
@@ -239,7 +233,7 @@ class Ring:
         starts = {place.start for place in places}
         for head in [head for head in self.heads if head not in starts]:
             del self.heads[head]
-        for pending in self._pending.values():
+        for pending in self._steps.pending.values():
             pending.at = max(head for head in self.heads if head <= pending.at)
 
     async def _open_all(self, places: Sequence[Place]) -> list[Held]:
@@ -326,7 +320,7 @@ class Ring:
             else:
                 for step in journal.recent(held[index].last_step_no + 1):
                     self._push_again(self.hops[index], step)
-            here = [no for no, p in self._pending.items() if p.is_pushed and p.output is None and p.at == head]
+            here = [no for no, p in self._steps.pending.items() if p.is_live and p.at == head]
             if here and not places[tail].is_fresh and held[tail].last_step_no >= min(here):
                 self._order_replay(tail, None, min(here), live_from)
 
@@ -362,7 +356,7 @@ class Ring:
 
     def _push_again(self, hop: Hop, step: wire.Step) -> None:
         """Borders may have come or gone since it was first pushed: what is wanted of a live step changes with them."""
-        pending = None if step.replay else self._pending.get(step.step_no)
+        pending = None if step.replay else self._steps.pending.get(step.step_no)
         want = step.want if pending is None else self.want_at(pending, hop.start)
         hop.push(replace(step, want=want, route_version=self.version))
 
@@ -379,7 +373,7 @@ class Ring:
         for head in self._refed:
             self.heads[head] = Journal(UNBOUNDED)
         if self._refed:
-            for pending in self._pending.values():
+            for pending in self._steps.pending.values():
                 pending.at = 0
 
     def _tail_of(self, head: int) -> int:

@@ -59,8 +59,6 @@ class Session:
         self.timings: list[wire.HopTiming] = []
         """Of the last step, one for each hop in order."""
         self.chunk_timings: list[list[wire.HopTiming]] = []
-        """The same of each step of the last run."""
-        self.chunk_timings: list[list[wire.HopTiming]] = []
         """The same for every step of the last run, which has several when a prompt goes in chunks."""
         self._config = config
         self._router = swarm.router(model)

@@ -1,0 +1,149 @@
+"""Mends a session's route: judges the faults that came, and takes a route on which every place has what it needs.
+
+    1. a fault (stream reset, silence, wrong output, a server's word) wakes the step that waits
+    2. substitutes for just the lost blocks; all places take the new route (`Open`), and say what they hold
+    3. the nearest journal before a substitute replays to it; places that lack a live step get it again
+    4. the step goes on waiting: its output comes as if nothing had been
+
+What a fault calls for is decided in `recovery.py`, who takes a place in `substitutes.py`; `ring.py` takes the route.
+"""
+
+import asyncio
+import logging
+
+from corolla.client.hop import Hop
+from corolla.client.moving import Mover
+from corolla.client.recovery import mark_fresh, remedy_for, remedy_for_link
+from corolla.client.ring import PlacesFailed, Ring
+from corolla.client.steps import Steps
+from corolla.client.substitutes import POLL_S, Substitutes
+from corolla.clock import loop_time
+from corolla.errors import LinkDown, NoRoute, SwarmError
+from corolla.ids import PeerId, short
+
+log = logging.getLogger(__name__)
+
+OVERLOAD_PAUSE_S = 0.2
+RETRY_PAUSES_S = (0.0, 0.0, 0.1, 0.5, 1.0, 2.0)
+"""Before a recovery, by how many have brought no answer: the first come at once, a swarm in trouble is not hammered."""
+
+
+class Mender:
+    """One session's faults. Only one task mends at a time: whoever holds the session's lock, or starts it."""
+
+    def __init__(self, ring: Ring, steps: Steps, substitutes: Substitutes, mover: Mover, *, wait_s: float) -> None:
+        """`wait_s`: how long to wait for a server where nothing covers a block."""
+        self._ring = ring
+        self._steps = steps
+        self._substitutes = substitutes
+        self._mover = mover
+        self._wait_s = wait_s
+        self._faults: list[tuple[Hop, SwarmError]] = []
+        self._fruitless = 0
+        """Recoveries since the last answer."""
+
+    @property
+    def has_faults(self) -> bool:
+        return bool(self._faults)
+
+    def on_fault(self, hop: Hop, error: SwarmError) -> None:
+        self._faults.append((hop, error))
+
+    def on_answer(self) -> None:
+        """A step was answered: the route works."""
+        self._fruitless = 0
+
+    async def start(self) -> None:
+        """Take the first route. Waits for nobody. Raises NoRoute, Refused or HopFailed."""
+        await self._recover(must=False, may_wait=False)
+
+    async def prepare(self) -> None:
+        """Mend what broke since the last run, before anything new is sent."""
+        if self._faults or any(hop.error for hop in self._ring.hops):
+            await self._recover(must=False)
+
+    async def rebuild(self) -> None:
+        """Build every place anew: servers may have gone further than we count."""
+        for journal in self._ring.heads.values():
+            journal.forget(self._steps.next_no)
+        self._ring.places = mark_fresh(self._ring.places, range(len(self._ring.places)))
+        await self._recover(must=True)
+
+    async def mend(self) -> None:
+        """Judge the faults that came, and do what they call for; then the same steps can go on.
+
+        Raises what is our own mistake, and MissingBlocks when nothing covers a block for long.
+        """
+        faults, self._faults = self._faults, []
+        must = False
+        for hop, error in faults:
+            if hop in self._ring.hops:  # else of a place that has been replaced since
+                must |= await self._judge(hop, error)
+        if must:
+            self._fruitless += 1
+            await asyncio.sleep(RETRY_PAUSES_S[min(self._fruitless - 1, len(RETRY_PAUSES_S) - 1)])
+        await self._recover(must=must)
+
+    async def stand_between_all(self) -> None:
+        """All servers answer us and are idle: a link between two of them swallows what they push. Stand in between."""
+        log.warning("steps vanish between servers; they go through the client from now on")
+        for place in self._ring.places[1:]:
+            self._ring.part_at(place.start)
+        await self._recover(must=True)
+
+    async def _judge(self, hop: Hop, error: SwarmError) -> bool:
+        """Whether a route must be taken anew, though nobody may be lost."""
+        if isinstance(error, LinkDown):
+            return self._judge_link(hop, error.peer)
+        match remedy_for(error):
+            case "repeat":
+                await asyncio.sleep(OVERLOAD_PAUSE_S)
+            case "rebuild":
+                self._ring.places = mark_fresh(self._ring.places, [self._ring.hops.index(hop)])
+            case "replace":
+                pass  # it is lost: `hop.error` says so, or it will when it is asked again
+            case "give up":
+                raise error
+        return True
+
+    def _judge_link(self, hop: Hop, peer: PeerId) -> bool:
+        ring, index = self._ring, self._ring.hops.index(hop)
+        remedy = remedy_for_link(ring.places, self._lost(), index, peer, again=(hop.peer, peer) in ring.suspect_links)
+        if remedy == "part":
+            log.warning("link goes through the client", extra={"peer": short(hop.peer), "next": short(peer)})
+            ring.part_at(ring.places[index + 1].start)
+        elif remedy == "repeat":
+            ring.suspect_links.add((hop.peer, peer))
+        return remedy != "none"
+
+    def _lost(self) -> set[int]:
+        return {index for index, hop in enumerate(self._ring.hops) if hop.error is not None}
+
+    async def _recover(self, *, must: bool, may_wait: bool = True) -> None:
+        """Take a route on which every place holds, or is being given, all that was answered.
+
+        `must`: also when nobody is lost. `may_wait`: for servers, where nothing covers a block.
+        """
+        deadline = loop_time() + (self._wait_s if may_wait else 0.0)
+        problem: SwarmError | None = None
+        tried: set[PeerId] = set()
+        while True:
+            if self._ring.places and not must and not self._faults and not self._lost():
+                return
+            try:
+                async with self._mover.kept_still():
+                    self._faults.clear()
+                    await self._ring.take(await self._substitutes.wait_for(self._ring.places, self._lost(), deadline))
+                return
+            except PlacesFailed as failed:
+                problem, must = failed.error, True
+                self._substitutes.leave_out(failed.errors)
+                if tried.issuperset(failed.errors):  # nobody new: give the swarm time
+                    if loop_time() >= deadline:
+                        raise problem from failed
+                    await asyncio.sleep(POLL_S)
+                tried.update(failed.errors)
+            except NoRoute:
+                if problem is None or may_wait:
+                    raise
+                raise problem from None  # there was a chain, and it said no: that is what the user must hear
