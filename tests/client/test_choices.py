@@ -55,6 +55,25 @@ def test_the_lists_hold_even_where_they_leave_nobody() -> None:
     story_of_two(story)
 
 
+def test_who_wants_no_quantization_is_never_served_with_it_and_told_when_there_is_nothing_else() -> None:
+    async def story(swarm: MemorySwarm, a: PeerId, b: PeerId) -> None:
+        near = (await swarm.serve("near", "0:8", quantization="nf4")).transport.peer
+        exact = ClientConfig(servers=read_lists(None, None, "none"))
+        assert set(await servers_of(await swarm.client("x", exact), swarm, 12)) <= {a, b}
+        assert near in await servers_of(await swarm.client("y"), swarm, 30)
+        await swarm.leave("a")
+        await swarm.leave("b")
+        with pytest.raises(MissingBlocks, match="; only quantized, which was not wanted"):
+            await servers_of(await swarm.client("z", exact), swarm, 1)
+
+    story_of_two(story)
+
+
+def test_only_any_quantization_or_none_can_be_asked_for() -> None:
+    with pytest.raises(BadInput, match="'int4': a client takes any, or only servers with none"):
+        read_lists(None, None, "int4")
+
+
 def test_what_is_no_peer_id_is_refused_in_words() -> None:
     with pytest.raises(BadInput, match=r"'10\.0\.0\.1' is no peer id"):
         read_lists(None, ["10.0.0.1"])

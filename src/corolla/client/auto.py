@@ -48,6 +48,7 @@ class AutoDistributedModelForCausalLM:
         swarm_key: str | os.PathLike[str] | None = None,
         allowed_servers: Sequence[str] | None = None,
         blocked_servers: Sequence[str] | None = None,
+        quantization: str = "any",
         has_tokenizer: bool = False,
         **unknown: Any,
     ) -> "DistributedModelForCausalLM":
@@ -57,8 +58,8 @@ class AutoDistributedModelForCausalLM:
         variable COROLLA_PEERS, separated by commas or spaces. `dtype`: of the local half and of what is sent;
         None keeps the checkpoint's own. `source`: revision, token and cache of a hub's OWNER/NAME; `has_tokenizer`
         also gets the files of its tokenizer. `swarm_key`: the key file of a private swarm. `allowed_servers`,
-        `blocked_servers`: peer ids of the only servers to use, and of those never to use. Raises BadInput (model,
-        arguments) or NoPeers.
+        `blocked_servers`: peer ids of the only servers to use, and of those never to use. `quantization`: "none" for
+        servers alone that hold the weights as they are. Raises BadInput (model, arguments) or NoPeers.
         """
         if unknown:
             raise BadInput(f"from_pretrained does not know {', '.join(sorted(unknown))}")
@@ -66,8 +67,8 @@ class AutoDistributedModelForCausalLM:
         for peer in peers:
             parse_peer_address(peer)
         config = config or ClientConfig()
-        if allowed_servers is not None or blocked_servers is not None:
-            config = replace(config, servers=read_lists(allowed_servers, blocked_servers))
+        if allowed_servers is not None or blocked_servers is not None or quantization != "any":
+            config = replace(config, servers=read_lists(allowed_servers, blocked_servers, quantization))
         if network is None:
             keys = load_keys([] if swarm_key is None else [Path(swarm_key)])
             network = NetworkConfig(is_client=True, gate=GateConfig(keys=keys))

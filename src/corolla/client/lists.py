@@ -1,4 +1,4 @@
-"""Whom the user wants to be served by, and by whom not. Lists always hold, even where they leave blocks uncovered."""
+"""Whom the user wants to be served by, and by whom not. Choices always hold, even where they leave blocks uncovered."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,22 +11,37 @@ from corolla.swarm.view import View
 
 @dataclass(frozen=True, slots=True)
 class ServerLists:
-    """Servers by peer id."""
+    """Servers by peer id, and by how they hold the weights."""
 
     allowed: frozenset[PeerId] | None = None
     """Only these; None: all."""
     blocked: frozenset[PeerId] = frozenset()
+    takes_quantized: bool = True
+    """Servers whose weights are held in 8 or 4 bits give other outputs; they say it themselves."""
 
     def applied(self, view: View) -> View:
         """The view as if the others were not there."""
         allowed = view if self.allowed is None else view.only(self.allowed)
-        return allowed.without(self.blocked)
+        kept = allowed.without(self.blocked)
+        return kept if self.takes_quantized else kept.without(quantized(kept))
 
 
-def read_lists(allowed: Iterable[str] | None, blocked: Iterable[str] | None) -> ServerLists:
-    """The lists from peer ids as a user writes them; None: all, none. Raises BadInput for what is no peer id."""
+def quantized(view: View) -> list[PeerId]:
+    """The servers that say that they hold the weights in fewer bits."""
+    return [peer for peer, server in view.servers.items() if server.announcement.quantization is not None]
+
+
+def read_lists(allowed: Iterable[str] | None, blocked: Iterable[str] | None, quantization: str = "any") -> ServerLists:
+    """The lists from peer ids as a user writes them; None: all, none. `quantization`: `any`, or `none` of it.
+
+    Raises BadInput for what is no peer id, or another word.
+    """
+    if quantization not in ("any", "none"):
+        raise BadInput(f"quantization {quantization!r}: a client takes any, or only servers with none")
     return ServerLists(
-        None if allowed is None else frozenset(map(_read_peer, allowed)), frozenset(map(_read_peer, blocked or ()))
+        None if allowed is None else frozenset(map(_read_peer, allowed)),
+        frozenset(map(_read_peer, blocked or ())),
+        takes_quantized=quantization == "any",
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from corolla.client.lists import ServerLists
+from corolla.client.lists import ServerLists, quantized
 from corolla.clock import loop_time
 from corolla.errors import HopFailed, MissingBlocks, Unsupported
 from corolla.ids import Fingerprint, PeerId, short
@@ -99,7 +99,8 @@ class Router:
             await self.refresh()  # the view may be old: look once more before giving up
         try:
             return self._search(tokens_needed, without, mode, current)
-        except MissingBlocks:
+        except MissingBlocks as missing:
+            self._explain_if_quantized(missing)
             await self._explain_if_other_weights()
             raise
 
@@ -174,6 +175,12 @@ class Router:
             self.usable_view(without), self.model.num_blocks, self._cost, tokens_needed=tokens_needed, rng=self._rng,
             mode=mode, current=current,
         )  # fmt: skip
+
+    def _explain_if_quantized(self, missing: MissingBlocks) -> None:
+        hosts = [self.view.servers[peer] for peer in quantized(self.view)] if not self._lists.takes_quantized else []
+        hosted = {block for server in hosts for block in range(server.start, server.end)}
+        if hosted.issuperset(missing.blocks):
+            raise MissingBlocks(missing.blocks, "only quantized, which was not wanted: allow quantization, or wait")
 
     async def _explain_if_other_weights(self) -> None:
         if self.view.servers:

@@ -32,9 +32,9 @@ def chosen_gate() -> GateConfig:
 
 
 def chosen_servers() -> ServerLists:
-    """What `--allow-server` and `--block-server` say. Raises BadInput for what is no peer id."""
+    """What `--allow-server`, `--block-server` and `--quant` say. Raises BadInput for what is no peer id."""
     settings = _settings()
-    return read_lists(settings.allow_servers or None, settings.block_servers)
+    return read_lists(settings.allow_servers or None, settings.block_servers, settings.server_quantization)
 
 
 def _settings() -> RunSettings:

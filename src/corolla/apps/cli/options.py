@@ -101,7 +101,16 @@ def _allow_option(command: Decorated) -> Decorated:
 
 
 def server_list_options(command: Decorated) -> Decorated:
-    """`--allow-server` and `--block-server` of commands that look for a route; neither needs passing on."""
+    """`--allow-server`, `--block-server`, `--quant` of commands that look for a route; none needs passing on."""
+    command = click.option(
+        "--quant",
+        type=click.Choice(["any", "none"]),
+        default="any",
+        show_default=True,
+        expose_value=False,
+        callback=_set_server_quantization,
+        help="With none, use only servers that do not hold the weights in fewer bits.",
+    )(command)
     for name, text in (
         ("--block-server", "Peer id of a server not to use; repeatable."),
         ("--allow-server", "Peer id of a server to use, and no others than these; repeatable."),
@@ -208,6 +217,12 @@ def _set_servers(ctx: click.Context, param: click.Parameter, value: tuple[str, .
             settings.allow_servers = value
         else:
             settings.block_servers = value
+
+
+def _set_server_quantization(ctx: click.Context, _param: click.Parameter, value: str) -> None:
+    settings = ctx.find_root().obj
+    if isinstance(settings, RunSettings):
+        settings.server_quantization = value
 
 
 def split_addresses(join: Sequence[str]) -> tuple[str, ...]:

@@ -18,3 +18,5 @@ class RunSettings:
     """Peer ids of the only servers to use; none: all."""
     block_servers: tuple[str, ...] = ()
     """Peer ids of servers not to use."""
+    server_quantization: str = "any"
+    """`none`: only servers whose weights are not quantized."""

@@ -50,7 +50,7 @@ class MemorySwarm:
 
     async def serve(
         self, name: str, span: str, *, limits: SessionLimits | None = None, cache_tokens: int = 4096,
-        model: ServedModel | None = None,
+        model: ServedModel | None = None, quantization: str | None = None,
     ) -> Handler:  # fmt: skip
         """A server of blocks `A:B`, announced when this returns."""
         start, end = (int(edge) for edge in span.split(":"))
@@ -59,7 +59,7 @@ class MemorySwarm:
         await transport.join(self._bootstrap.addresses, timeout_s=5)
         config = ServerConfig(model=Path(name), name=name, cache_tokens=cache_tokens, limits=limits or SessionLimits())
         model = model or self.model
-        served = ServedSpan(model.name, model.fingerprint, model.num_blocks, 1000.0, 1000.0)
+        served = ServedSpan(model.name, model.fingerprint, model.num_blocks, 1000.0, 1000.0, quantization=quantization)
         handler = await own.enter_async_context(
             serve_span(transport, ToySpan(start, end), InlineExecutor(), config, served, rng=self.rng)
         )
