@@ -184,6 +184,6 @@ def test_twenty_sessions_of_one_client_share_one_control_stream_and_do_not_mix()
                 assert got == whole_model(8, inputs)
 
         await asyncio.gather(*(one(seed) for seed in range(20)))
-        assert all(len(handler._controls) == 1 for handler in swarm.handlers.values())
+        assert [handler.num_control_streams for handler in swarm.handlers.values()] == [1, 1]
 
     swarm_story()(story)

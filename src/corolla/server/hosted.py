@@ -24,7 +24,7 @@ from corolla.wire import messages as wire
 from corolla.wire.tensors import DType
 
 if TYPE_CHECKING:
-    from corolla.server.handler import Control
+    from corolla.server.control import Control
 
 log = logging.getLogger(__name__)
 

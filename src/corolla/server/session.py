@@ -1,6 +1,6 @@
 """A server's session as a pure state machine: what to do with the step that just came.
 
-`server/handler.py` translates frames into calls here and carries the action out; nothing here waits, computes or
+`server/steps.py` calls this for each step and carries the action out; nothing here waits, computes or
 touches a tensor's bytes. One session is one row of this table:
 
     event                                   action                     state afterwards

@@ -1,0 +1,133 @@
+"""The steps of all sessions on their way to the device thread: read, judged, put in line, and what follows of each.
+
+    data stream → `take` → `session.on_step` (pure) → `StepJob` → device thread → `Push`, which sends it on
+
+What is read in one iteration of the event loop goes to the device thread as one item, so that companions share a
+pass. A step whose time has not come stays unread, and its stream is read no further: whoever sends it is slowed.
+"""
+
+import asyncio
+import logging
+from functools import partial
+
+from corolla.clock import loop_time
+from corolla.errors import JournalGap, Overloaded, Refused
+from corolla.ids import short
+from corolla.server.config import SessionLimits
+from corolla.server.executor import Executor
+from corolla.server.hosted import DataLink, HostedSession, StepJob
+from corolla.server.replies import Replies, ServerCounters
+from corolla.server.runner import SpanRunner
+from corolla.server.session import AnswerFromJournal, Break, Compute, Ignore, Refuse, Wait, on_step
+from corolla.server.tasks import Tasks
+from corolla.wire import messages as wire
+
+log = logging.getLogger(__name__)
+
+
+class Steps:
+    """Carries out what the rules say of each step. Belongs to the loop it is used on."""
+
+    def __init__(
+        self,
+        runner: SpanRunner,
+        executor: Executor,
+        limits: SessionLimits,
+        replies: Replies,
+        counters: ServerCounters,
+        tasks: Tasks,
+    ) -> None:
+        self._runner = runner
+        self._executor = executor
+        self._limits = limits
+        self._replies = replies
+        self._counters = counters
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._read: list[StepJob] = []
+        """Of this iteration of the loop."""
+
+    def take(self, session: HostedSession, link: DataLink, step: wire.Step) -> None:
+        """A step has come: run it now, or leave it unread until its turn."""
+        link.unread.append(step)
+        self.read_on(session)
+        if link.unread:
+            link.channel.pause()
+
+    def read_on(self, session: HostedSession) -> None:
+        """Take what lies unread, as far as its time has come."""
+        link = session.upstream_link
+        while link is not None and link.unread and session.takes_steps:
+            if not self._act(session, link, link.unread[0]):
+                return
+            link.unread.popleft()
+            if not link.unread:
+                link.channel.resume()
+
+    def flush(self) -> None:
+        """Hand what was read to the device thread."""
+        jobs, self._read = self._read, []
+        if jobs:
+            self._executor.submit(jobs)
+
+    def _act(self, session: HostedSession, link: DataLink, step: wire.Step) -> bool:
+        """Carry out what the rules say of a step. False: its time has not come."""
+        waiting = self._executor.waiting + len(self._read)
+        if waiting >= self._limits.max_waiting_steps:  # before the state moves: the client may repeat the step
+            self._replies.refuse_step(session, step, _too_many_steps(waiting + 1, self._limits.max_waiting_steps))
+            return True
+        session.state, action = on_step(session.state, step)
+        session.last_used = loop_time()
+        match action:
+            case Compute():
+                session.accepted += 1
+                self._enqueue(StepJob(session, self._runner, step, action.new_tokens, self._job_done, self._job_failed))
+            case AnswerFromJournal():
+                self._tasks.spawn(self._answer_again(session, step))
+            case Refuse():
+                self._replies.refuse_step(session, step, action.error)
+            case Break():
+                log.info("protocol broken", extra={"peer": short(link.peer), "reason": str(action.error)[:200]})
+                session.end(str(action.error))
+            case Ignore():
+                pass
+            case Wait():
+                return False
+        return True
+
+    async def _answer_again(self, session: HostedSession, step: wire.Step) -> None:
+        if not await self._executor.call(partial(session.push.again, step.step_no)):
+            gap = JournalGap(f"the answer to step {step.step_no} is no longer kept", value=str(step.step_no))
+            self._replies.refuse_step(session, step, gap)
+
+    def _enqueue(self, job: StepJob) -> None:
+        if not self._read:
+            self._loop.call_soon(self.flush)
+        self._read.append(job)
+
+    # --- on the device thread
+
+    def _job_done(self, job: StepJob) -> None:
+        self._counters.steps += 1
+        self._counters.tokens += job.new_tokens * job.step.hidden.shape[0]
+        session, link = job.session, job.session.upstream_link
+        if link is not None and link.unread:
+            self._loop.call_soon_threadsafe(self.read_on, session)
+        elif session.is_standby and session.accepted == session.finished:
+            self._loop.call_soon_threadsafe(self._tell_progress, session)
+
+    def _job_failed(self, job: StepJob, refused: Refused) -> None:
+        """The cache no longer is what the state says: the session ends, and the client is told why."""
+        self._replies.refuse_step(job.session, job.step, refused)
+        self._loop.call_soon_threadsafe(job.session.end, "a step failed on the server")
+
+    # --- and back on the loop
+
+    def _tell_progress(self, session: HostedSession) -> None:
+        if session.is_standby and not session.ended.is_set():
+            self._replies.opened(session, session.push.journal_from)
+
+
+def _too_many_steps(waiting: int, bound: int) -> Overloaded:
+    text = f"this server holds its {bound} waiting steps already"
+    return Overloaded(text, value=str(waiting), bound=str(bound))
