@@ -28,6 +28,7 @@ def whole(trace: AnswerTrace) -> dict[str, Any]:
         **summary(trace),
         "routes": [route_as_json(route) for route in trace.routes],
         "runner_up": None if trace.runner_up is None else route_as_json(trace.runner_up),
+        "num_first_steps": trace.num_first_steps,
         "steps": [_step_as_json(step) for step in trace.steps],
     }
 

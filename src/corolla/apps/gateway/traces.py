@@ -122,6 +122,11 @@ class AnswerTrace:
         return [*self._first, *self._latest]
 
     @property
+    def num_first_steps(self) -> int:
+        """How many of `steps` are the answer's first; those after them are its latest."""
+        return len(self._first)
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Of the decode steps: what reading along feels like. None before the first one."""
         decoded = self.answered_tokens - 1

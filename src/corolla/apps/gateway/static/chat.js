@@ -1,0 +1,287 @@
+// The chat page: what the user does, the conversation, and the gateway put together.
+
+import { explain, streamAnswer } from "./answer.js";
+import { getJson } from "./api.js";
+import * as kept from "./conversation.js";
+import { byId, el, reconcile, say } from "./dom.js";
+import { ago, namedBlocks } from "./format.js";
+import { askForKey } from "./key.js";
+import { showMessages } from "./messages.js";
+
+const HEALTH_PERIOD_MS = 15000;
+const NEAR_END_PX = 80;
+
+const settings = kept.loadSettings();
+let conversation = kept.newConversation();
+let answering = null; // the AbortController of the answer that is being written
+
+const scroller = document.querySelector("main");
+const question = byId("question");
+const modelChoice = byId("model");
+
+// --- showing
+
+function show() {
+  const isEmpty = conversation.messages.length === 0;
+  byId("welcome").hidden = !isEmpty || !byId("problem").hidden;
+  const follow = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END_PX;
+  showMessages(byId("messages"), conversation.messages, { busy: answering !== null, actions: { edit, regenerate } });
+  byId("send").hidden = answering !== null;
+  byId("stop").hidden = answering === null;
+  byId("send").disabled = !question.value.trim() || !modelChoice.value;
+  if (follow) scroller.scrollTop = scroller.scrollHeight;
+}
+
+let isShowDue = false;
+
+/** At most once a frame, however fast tokens come. */
+function showSoon() {
+  if (isShowDue) return;
+  isShowDue = true;
+  requestAnimationFrame(() => {
+    isShowDue = false;
+    show();
+  });
+}
+
+function showProblem(text, { canRetry = false } = {}) {
+  byId("problem").hidden = !text;
+  byId("retry").hidden = !canRetry;
+  say(byId("problem-text"), text);
+}
+
+function announce(text) {
+  say(byId("announce"), text);
+}
+
+// --- asking
+
+function send(text) {
+  conversation.messages.push({ role: "user", text });
+  scroller.scrollTop = scroller.scrollHeight;
+  return answer();
+}
+
+function edit(place, text) {
+  conversation.messages.length = place;
+  return send(text);
+}
+
+function regenerate(place) {
+  conversation.messages.length = place;
+  return answer();
+}
+
+/** Has the model write the next message. What came before a stop or a failure is kept. */
+async function answer() {
+  if (answering) return;
+  const own = conversation;
+  const messages = kept.asPrompt(own, settings.system);
+  const message = { role: "assistant", text: "" };
+  answering = new AbortController();
+  own.messages.push(message);
+  showProblem("");
+  announce("The model is answering.");
+  show();
+  try {
+    message.answer = await streamAnswer({
+      model: modelChoice.value,
+      messages,
+      settings,
+      signal: answering.signal,
+      onText: (text) => {
+        message.text = text;
+        showSoon();
+      },
+    });
+    message.note = noteOf(message);
+    announce("The answer is complete.");
+  } catch (error) {
+    await onFailure(error, own, message);
+  } finally {
+    answering = null;
+    if (!message.text && !message.answer) own.messages.splice(own.messages.indexOf(message), 1);
+    kept.saveConversation(own);
+    show();
+    if (own !== conversation) kept.saveConversation(own);
+  }
+}
+
+function noteOf(message) {
+  if (message.answer.finish === "length") return "The answer was cut off at its longest length; Settings has that.";
+  if (message.answer.finish === "content_filter") return "The gateway held a part back.";
+  return message.text ? undefined : "The model said nothing.";
+}
+
+async function onFailure(error, own, message) {
+  if (error.name === "AbortError") {
+    message.note = "Stopped.";
+    announce("Stopped.");
+    return;
+  }
+  if (error.status === undefined) throw error; // a mistake of ours: seen in the console, and by the tests
+  message.note = message.text ? "The answer broke off." : undefined;
+  if (own === conversation) showProblem(explain(error), { canRetry: true });
+  if (error.status === 401 && (await askForKey())) await loadModels();
+}
+
+// --- models
+
+async function loadModels() {
+  let models;
+  try {
+    models = (await getJson("/v1/models")).data;
+  } catch (error) {
+    if (error.status === 401 && (await askForKey())) return loadModels();
+    showProblem(explain(error), { canRetry: true });
+    return show();
+  }
+  const before = modelChoice.value || settings.model;
+  modelChoice.replaceChildren(...models.map((model) => el("option", { value: model.id }, model.id)));
+  if (models.some((model) => model.id === before)) modelChoice.value = before;
+  modelChoice.disabled = models.length === 0;
+  if (models.length === 0) modelChoice.replaceChildren(el("option", { value: "" }, "No model"));
+  showProblem("");
+  await showHealth();
+  return show();
+}
+
+/** How the chosen model is, in the composer and in the welcome. */
+async function showHealth() {
+  const name = modelChoice.value;
+  let state;
+  try {
+    state = await getJson("/api/v1/state");
+  } catch (error) {
+    if (error.status === undefined) throw error;
+    return; // asking will say what is wrong
+  }
+  const model = state.models.find((one) => one.name === name);
+  const health = byId("model-health");
+  health.hidden = !model || model.health === "healthy";
+  if (model) {
+    health.className = `health ${model.health}`;
+    say(health, model.health);
+  }
+  say(byId("welcome-title"), name ? `Ask ${name}` : "No model yet");
+  say(byId("welcome-text"), welcome(model, name));
+}
+
+function welcome(model, name) {
+  if (!name) return "This gateway offers no model.";
+  if (!model || model.servers.length === 0) return "No server serves this model yet. It can answer once some do.";
+  if (model.health === "broken") return `No server serves ${namedBlocks(model.missing_blocks)} yet. It can answer once one does.`;
+  const several = model.servers.length > 1 ? `${model.servers.length} servers` : "one server";
+  return `Its ${model.num_blocks} blocks run on ${several}. This conversation is kept in your browser.`;
+}
+
+// --- history
+
+function open(other) {
+  answering?.abort();
+  conversation = other;
+  showProblem("");
+  show();
+  scroller.scrollTop = scroller.scrollHeight;
+}
+
+function showHistory() {
+  const all = kept.loadConversations();
+  byId("no-history").hidden = all.length > 0;
+  reconcile(
+    byId("history-list"),
+    all,
+    (one) => one.id,
+    (one) => {
+      const openIt = () => {
+        byId("history-dialog").close();
+        open(kept.loadConversations().find((other) => other.id === one.id) ?? kept.newConversation());
+      };
+      const forget = () => {
+        kept.forgetConversation(one.id);
+        if (one.id === conversation.id) open(kept.newConversation());
+        showHistory();
+      };
+      return el(
+        "li",
+        {},
+        el("button", { type: "button", class: "open", onclick: openIt }, el("span", {}, kept.titleOf(one)), el("span", {}, ago(one.changedAt))),
+        el("button", { type: "button", class: "quiet small", "aria-label": `Delete: ${kept.titleOf(one)}`, onclick: forget }, "Delete"),
+      );
+    },
+    () => {},
+  );
+}
+
+// --- wiring
+
+byId("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = question.value.trim();
+  if (!text || answering || !modelChoice.value) return;
+  question.value = "";
+  send(text);
+});
+question.addEventListener("input", show);
+question.addEventListener("keydown", (event) => {
+  const isTouch = matchMedia("(pointer: coarse)").matches; // there, Enter is for new lines
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !isTouch) {
+    event.preventDefault();
+    byId("composer").requestSubmit();
+  }
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) answering?.abort();
+});
+byId("stop").addEventListener("click", () => {
+  answering?.abort();
+  question.focus();
+});
+byId("retry").addEventListener("click", async () => {
+  showProblem("");
+  if (modelChoice.disabled) await loadModels();
+  const last = conversation.messages.at(-1);
+  if (last?.role === "assistant") regenerate(conversation.messages.length - 1);
+  else if (last) answer();
+});
+byId("new-chat").addEventListener("click", () => {
+  open(kept.newConversation());
+  question.focus();
+});
+byId("history").addEventListener("click", () => {
+  showHistory();
+  byId("history-dialog").showModal();
+});
+modelChoice.addEventListener("change", () => {
+  settings.model = modelChoice.value;
+  kept.saveSettings(settings);
+  showHealth();
+});
+
+byId("open-settings").addEventListener("click", () => {
+  byId("system").value = settings.system;
+  byId("temperature").value = settings.temperature;
+  byId("max-tokens").value = settings.maxTokens;
+  say(byId("temperature-value"), Number(settings.temperature).toFixed(1));
+  byId("settings").showModal();
+});
+byId("temperature").addEventListener("input", (event) => say(byId("temperature-value"), Number(event.target.value).toFixed(1)));
+byId("settings").addEventListener("close", () => {
+  settings.system = byId("system").value;
+  settings.temperature = Number(byId("temperature").value);
+  settings.maxTokens = Math.max(1, Math.floor(Number(byId("max-tokens").value)) || kept.DEFAULT_SETTINGS.maxTokens);
+  kept.saveSettings(settings);
+});
+byId("change-key").addEventListener("click", async () => {
+  byId("settings").close();
+  if (await askForKey()) loadModels();
+});
+
+conversation = kept.loadConversations()[0] ?? conversation;
+show();
+scroller.scrollTop = scroller.scrollHeight;
+if (!matchMedia("(pointer: coarse)").matches) question.focus();
+loadModels();
+setInterval(() => {
+  if (!document.hidden && modelChoice.value) showHealth();
+}, HEALTH_PERIOD_MS);

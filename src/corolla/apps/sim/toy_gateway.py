@@ -1,0 +1,209 @@
+"""The gateway's pages over a swarm in memory, with a model that says what a test wants, as fast as it wants.
+
+Swarm, observer, traces and every route under `/api` are the real ones; only `/v1` is made up, so that a test decides
+when a token comes and when the line breaks. To work on the pages, with servers that come and go:
+
+    python -m corolla.apps.sim.toy_gateway
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from corolla.apps.gateway import trace_facts
+from corolla.apps.gateway.observer import Observer, ObserverConfig
+from corolla.apps.gateway.pages import page_routes
+from corolla.apps.gateway.state import state_routes
+from corolla.apps.gateway.traced_route import describe_route
+from corolla.apps.gateway.traces import AnswerTrace, HopTimes, StepKind, TraceStore
+from corolla.apps.sim.swarm import MemorySwarm
+from corolla.client.session import RouteHop
+from corolla.client.swarm import Swarm
+from corolla.errors import NoRoute
+from corolla.swarm.announcement import ModelEntry
+from corolla.swarm.cost import CostModel
+
+HELLO = "Hello from **the swarm**."
+NUM_BLOCKS = 30
+PROMPT_TOKENS = 41
+
+
+class ToyGateway:
+    """Serves on a free port from a thread of its own until the block ends."""
+
+    def __init__(self, *, api_key: str = "") -> None:
+        self.api_key = api_key
+        self.answer = HELLO
+        self.token_s = 0.01
+        self.finish = "stop"
+        self.refusal: Response | None = None
+        """Said once instead of an answer."""
+        self.breaks_after: int | None = None
+        """The connection is cut after so many tokens."""
+        self.prompts: list[list[dict[str, str]]] = []
+        """Of every request, in order."""
+        self.hang_ups = 0
+        self.url = ""
+        self._rng = random.Random(7)  # noqa: S311 - makes up times
+        self._traces = TraceStore()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    def __enter__(self) -> "ToyGateway":
+        self._thread.start()
+        if not self._ready.wait(30):
+            raise RuntimeError("the toy gateway does not start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+
+    # --- what befalls the swarm
+
+    def serve(self, name: str, span: str) -> None:
+        self._run(self._swarm.serve(name, span))
+
+    def leave(self, name: str) -> None:
+        self._run(self._swarm.leave(name))
+
+    def kill(self, name: str) -> None:
+        async def kill() -> None:
+            views = [status.view for status in self._observer.state.models]
+            servers = [server for view in views for server in view.servers.values() if server.announcement.name == name]
+            self._swarm.network.kill(servers[0].peer)
+
+        self._run(kill())
+
+    # --- the server
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+        done: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        done.result(20)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            self._swarm = await stack.enter_async_context(MemorySwarm(num_blocks=NUM_BLOCKS))
+            self._client: Swarm = await self._swarm.client("gateway")
+            served = ModelEntry(name="toy", fingerprint=self._swarm.model.fingerprint, num_blocks=NUM_BLOCKS)
+            config = ObserverConfig(watched_period_s=0.3, unwatched_period_s=2)
+            self._observer = Observer(self._client.transport, served=[served], config=config)
+            observing = self._loop.create_task(self._observer.keep_observed())
+            app = Starlette(
+                routes=[
+                    *page_routes(),
+                    *state_routes(self._observer, self._traces, self._authorize),
+                    Route("/v1/models", self._models),
+                    Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                ]
+            )
+            self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
+            serving = self._loop.create_task(self._server.serve())
+            while not self._server.started:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+            self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+            self._ready.set()
+            await serving
+            observing.cancel()
+            await asyncio.wait([observing])
+
+    async def _authorize(self, request: Request) -> str:
+        if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
+            raise HTTPException(401, "a key is needed")
+        return ""
+
+    async def _models(self, request: Request) -> Response:
+        await self._authorize(request)
+        return JSONResponse({"object": "list", "data": [{"id": "toy", "object": "model"}]})
+
+    async def _chat(self, request: Request) -> Response:
+        await self._authorize(request)
+        body = await request.json()
+        self.prompts.append(body["messages"])
+        refusal, self.refusal = self.refusal, None
+        if refusal is not None:
+            return refusal
+        return StreamingResponse(self._answer(), media_type="text/event-stream")
+
+    async def _answer(self) -> AsyncIterator[str]:
+        trace = self._traces.begin(model="toy", now=time.time())
+        tokens = [part for word in self.answer.split(" ") for part in (word, " ")][:-1]
+        is_whole = False
+        try:
+            for number, token in enumerate(tokens):
+                if number == self.breaks_after:
+                    return
+                await asyncio.sleep(self.token_s)
+                await self._note(trace, is_first=number == 0)
+                yield _chunk(choices=[{"index": 0, "delta": {"content": token}, "finish_reason": None}])
+            is_whole = True
+        finally:
+            self.hang_ups += not is_whole and self.breaks_after is None
+            trace.finish(self.finish if is_whole else "cancelled")
+        yield _chunk(choices=[{"index": 0, "delta": {}, "finish_reason": self.finish}])
+        yield _chunk(choices=[], usage={"completion_tokens": len(tokens)}, corolla=trace_facts.for_the_caller(trace))
+        yield "data: [DONE]\n\n"
+
+    async def _note(self, trace: AnswerTrace, *, is_first: bool) -> None:
+        """A step over the best route, with times that look like real ones."""
+        router = self._client.router(self._swarm.model)
+        try:
+            route = await router.find_route(tokens_needed=64)
+        except NoRoute:  # a test may chat without servers
+            return
+        if trace.route is None:
+            hops = [RouteHop(hop.peer, hop.start, hop.end) for hop in route.hops]
+            trace.took_route(*describe_route(router, hops, CostModel(), tokens_needed=64))
+        assert trace.route is not None
+        block_s = 0.006 if is_first else 0.001
+        times = [
+            HopTimes(self._rng.expovariate(300), block_s * (hop.end - hop.start) * self._rng.uniform(0.9, 1.3), 0.0)
+            for hop in trace.route.hops
+        ]
+        total_s = 0.004 + sum(time.queue_s + time.compute_s for time in times) + self._rng.uniform(0.02, 0.04)
+        tokens = PROMPT_TOKENS if is_first else 1
+        kind: StepKind = "prefill" if is_first else "decode"
+        trace.saw_step(kind, tokens=tokens, total_s=total_s, local_s=0.004, timings=times)
+
+
+def _chunk(**fields: Any) -> str:
+    said = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "toy", **fields}
+    return f"data: {json.dumps(said)}\n\n"
+
+
+def main() -> None:
+    """Serve until interrupted, while servers come, leave and die."""
+    rng = random.Random()  # noqa: S311 - only for show
+    with ToyGateway() as gateway:
+        for name, span in (("attic", "0:15"), ("cellar", "15:30"), ("workstation", "0:30")):
+            gateway.serve(name, span)
+        sys.stdout.write(f"{gateway.url}\n")
+        sys.stdout.flush()
+        for number in itertools.count():
+            time.sleep(8)
+            start = rng.randrange(0, NUM_BLOCKS - 10)
+            gateway.serve(f"guest {number}", f"{start}:{start + 10}")
+            time.sleep(8)
+            (gateway.leave if rng.random() < 0.5 else gateway.kill)(f"guest {number}")
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()
