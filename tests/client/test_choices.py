@@ -101,7 +101,8 @@ def test_a_long_line_that_a_heartbeat_tells_of_sends_the_next_session_elsewhere(
         router = client.router(swarm.model)
         assert router.usable_view().servers[first].queue_s == pytest.approx(3.0, rel=0.2)
         assert router.view.servers[first].announcement.queue_s == 0.0
-        assert set(await servers_of(client, swarm, 5)) == {a, b} - {first}
+        [second] = {a, b} - {first}
+        assert second in await servers_of(client, swarm, 12)  # each leaves by chance, so that not all go at once
 
     story_of_two(story)
 

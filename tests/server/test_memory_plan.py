@@ -26,6 +26,15 @@ def test_the_largest_block_counts_so_that_any_span_fits() -> None:
     assert plan_memory(10 * GIB, mixed).num_blocks == int(0.8 * 10 * GIB) // (900 * MIB)
 
 
+def test_weights_outside_the_blocks_count_once() -> None:
+    beside = MemoryNeeds(
+        block_bytes=[400 * MIB] * 32, cache_bytes_per_token=4096, cache_tokens=16384, side_bytes=1000 * MIB
+    )
+    plan = plan_memory(10 * GIB, beside)
+    assert plan.num_blocks == (int(0.8 * 10 * GIB) - 1000 * MIB) // (464 * MIB) == 15
+    assert plan.weights_bytes == 15 * 400 * MIB + 1000 * MIB
+
+
 def test_small_machines_keep_a_least_headroom() -> None:
     assert plan_memory(1 * GIB, NEEDS).headroom_bytes == LEAST_HEADROOM_BYTES
     assert plan_memory(1 * GIB, NEEDS).num_blocks == 1

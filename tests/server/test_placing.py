@@ -8,12 +8,14 @@ from collections import Counter
 import pytest
 
 from corolla.apps.sim.placement import Board, Churn, SimServer, simulate
+from corolla.clock import loop_time
+from corolla.errors import BadInput
 from corolla.ids import Fingerprint, PeerId
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.network import MemoryNetwork, MemoryTransport
 from corolla.server.placing import PlacingConfig, overdue, rivals, without_inferior, without_silent
-from corolla.server.publisher import join_where_it_helps
+from corolla.server.publisher import claimed_span
 from corolla.swarm.announcement import Announcement, State
 from corolla.swarm.view import ServerView, View
 from corolla.swarm.watch import Watcher
@@ -78,6 +80,11 @@ def test_three_servers_that_start_together_cover_a_model_of_three_spans() -> Non
     assert runs[(0, 4), (4, 8), (8, 12)] >= 198
 
 
+async def claim(peer: MemoryTransport, rng: random.Random) -> range:
+    async with claimed_span(peer, JOINING, 4, rng=rng) as span:
+        return span
+
+
 def test_claims_work_over_real_records_too() -> None:
     async def story(seed: int) -> None:
         rng = random.Random(seed)
@@ -87,7 +94,7 @@ def test_claims_work_over_real_records_too() -> None:
             for peer in peers:
                 await peer.__aenter__()
                 await peer.join(boot.addresses, timeout_s=5)
-            spans = await asyncio.gather(*(join_where_it_helps(peer, JOINING, 4, rng=rng) for peer in peers))
+            spans = await asyncio.gather(*(claim(peer, rng) for peer in peers))
             assert sorted((span.start, span.stop) for span in spans) == [(0, 4), (4, 8), (8, 12)]
             view = await Watcher(boot, MODEL).refresh()
             assert {view.servers[peer.peer].start for peer in peers} == {0, 4, 8}
@@ -97,6 +104,33 @@ def test_claims_work_over_real_records_too() -> None:
 
     for seed in range(20):
         run_virtual(story(seed))
+
+
+def test_a_claim_outlives_a_long_download_and_is_taken_back_when_that_fails() -> None:
+    async def story() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("server") as server:
+            await server.join(boot.addresses, timeout_s=5)
+            watcher = Watcher(boot, MODEL)
+            with pytest.raises(BadInput):  # noqa: PT012 - what is seen before matters as well
+                async with claimed_span(server, JOINING, 4, rng=random.Random(0)):
+                    await asyncio.sleep(1000)
+                    assert (await watcher.refresh()).servers[server.peer].announcement.state == "joining"
+                    raise BadInput("the hub has no such file")
+            assert not (await watcher.refresh()).servers
+
+    run_virtual(story())
+
+
+def test_who_begins_a_swarm_takes_its_first_blocks_at_once() -> None:
+    async def story() -> None:
+        async with MemoryNetwork(random.Random(0)).transport("first") as first:
+            before = loop_time()
+            async with claimed_span(first, JOINING, 5, rng=random.Random(0), is_alone=True, cuts={4, 8}) as span:
+                assert span == range(4)
+            assert loop_time() - before < 1
+
+    run_virtual(story())
 
 
 # The dead.

@@ -1,9 +1,11 @@
 """Speed is measured once for each model, device and format, remembered, and corrected by real work."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from corolla.ids import Fingerprint
 from corolla.models.checkpoint import open_checkpoint
@@ -13,7 +15,7 @@ from corolla.models.testing import write_tiny
 from corolla.server import speed
 from corolla.server.meter import SpeedMeter
 
-MODEL = Fingerprint("ab" * 16)
+KEY = speed.SpeedKey(Fingerprint("ab" * 16), "cpu", torch.float32, 2)
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +27,25 @@ def span(tmp_path_factory: pytest.TempPathFactory) -> Span:
 
 def test_a_speed_is_measured_once_and_remembered(span: Span, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "cache" / "speeds.json"
-    first = speed.remembered_speed(span, MODEL, file)
+    first = speed.remembered_speed(span, KEY, file)
     assert all(0 < rate < 1e9 for rate in first)
     monkeypatch.setattr(speed, "measure_speed", lambda _span: (1.0, 2.0))
-    assert speed.remembered_speed(span, MODEL, file) == first
-    assert speed.remembered_speed(span, Fingerprint("cd" * 16), file) == (1.0, 2.0)
+    assert speed.remembered_speed(span, KEY, file) == first
+    assert speed.remembered_speed(span, replace(KEY, num_blocks=3), file) == (1.0, 2.0)
     [key, _] = json.loads(file.read_text())
-    assert key.startswith(f"{MODEL} cpu of ")
+    assert key.startswith(f"{KEY.model} cpu of ")
     assert key.endswith(" float32 2")
+
+
+def test_what_real_work_says_is_remembered_in_place_of_a_measurement(tmp_path: Path) -> None:
+    file = tmp_path / "speeds.json"
+    other = replace(KEY, quantization="int8")
+    speed.remember_speed(KEY, (1.0, 2.0), file)
+    speed.remember_speed(other, (5.0, 6.0), file)
+    speed.remember_speed(KEY, (3.0, 4.0), file)
+    assert speed.recall_speed(KEY, file) == (3.0, 4.0)
+    assert [key.endswith("int8 2") for key in json.loads(file.read_text())] == [True, False]
+    assert speed.recall_speed(replace(KEY, device="cpu", dtype=torch.bfloat16), file) is None
 
 
 @pytest.mark.parametrize("junk", ["", "[]", "{", '{"a": "b"}', '{"a": [1.0]}', '{"a": [-1.0, 2.0]}'])
@@ -42,7 +55,7 @@ def test_a_damaged_file_costs_a_measurement_only(
     file = tmp_path / "speeds.json"
     file.write_text(junk)
     monkeypatch.setattr(speed, "measure_speed", lambda _span: (1.0, 2.0))
-    assert speed.remembered_speed(span, MODEL, file) == (1.0, 2.0)
+    assert speed.remembered_speed(span, KEY, file) == (1.0, 2.0)
     assert list(json.loads(file.read_text()).values()) == [[1.0, 2.0]]
 
 
@@ -50,13 +63,13 @@ def test_the_file_stays_small(span: Span, tmp_path: Path, monkeypatch: pytest.Mo
     file = tmp_path / "speeds.json"
     file.write_text(json.dumps({f"key {number}": [1.0, 1.0] for number in range(1000)}))
     monkeypatch.setattr(speed, "measure_speed", lambda _span: (1.0, 2.0))
-    speed.remembered_speed(span, MODEL, file)
+    speed.remembered_speed(span, KEY, file)
     assert len(json.loads(file.read_text())) == speed.MAX_REMEMBERED
 
 
 def test_where_nothing_can_be_written_it_is_measured_each_time(span: Span, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert speed.remembered_speed(span, MODEL, tmp_path / "file" / "speeds.json")[0] > 0
+    assert speed.remembered_speed(span, KEY, tmp_path / "file" / "speeds.json")[0] > 0
 
 
 def test_real_work_moves_the_mean_step_by_step() -> None:

@@ -50,7 +50,9 @@ class ServerConfig:
     """A directory, a GGUF file or a hub's OWNER/NAME (`models/source.py`)."""
     source: SourceOptions = field(default_factory=SourceOptions)
     blocks: tuple[int, int] | None = None
-    """Half-open span; None: all blocks of the model."""
+    """Half-open span, kept; None: as many blocks as fit, where they help most (`hosting.py`)."""
+    num_blocks: int | None = None
+    """Host so many, where they help most; None: as many as fit."""
     device: str = "cpu"
     dtype: DTypeChoice = "auto"
     quantization: QuantizationChoice = "none"
@@ -70,6 +72,8 @@ class ServerConfig:
     """Must outlive the period by the tolerated clock skew of 60 s and a margin (`net/records.py`)."""
 
     def __post_init__(self) -> None:
+        if self.blocks is not None and self.num_blocks is not None:
+            raise BadInput("--blocks says which blocks and so how many: leave --num-blocks out")
         if self.cache_tokens < 1:
             raise BadInput(f"the KV cache must hold at least one token, not {self.cache_tokens}")
         if self.record_lifetime_s < self.announce_period_s + 60:
@@ -77,3 +81,15 @@ class ServerConfig:
                 f"records that live {self.record_lifetime_s:g} s and are renewed every {self.announce_period_s:g} s "
                 "vanish for peers whose clock is a minute ahead"
             )
+
+    def span_of(self, model: str, num_blocks: int) -> tuple[int, int] | None:
+        """What `--blocks` says; None: nothing. Raises BadInput when the model, of so many blocks, has no such span."""
+        if self.blocks is None:
+            return None
+        start, end = self.blocks
+        if not 0 <= start < end <= num_blocks:
+            raise BadInput(
+                f"--blocks {start}:{end} is not a span of {model}: it has blocks 0:{num_blocks}, and a span A:B needs "
+                f"0 ≤ A < B ≤ {num_blocks}"
+            )
+        return start, end

@@ -24,6 +24,8 @@ class MemoryNeeds:
     """Keys and values of one position in one block."""
     cache_tokens: int
     """Positions that all sessions together may hold."""
+    side_bytes: int = 0
+    """Weights outside the blocks, which every server of some families holds besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,14 @@ def plan_memory(free_bytes: int, needs: MemoryNeeds, *, num_blocks: int | None =
     headroom_bytes = max(int(HEADROOM_SHARE * free_bytes), LEAST_HEADROOM_BYTES)
     cache_bytes = needs.cache_tokens * needs.cache_bytes_per_token
     each_bytes = max(needs.block_bytes) + cache_bytes
-    fitting = min(max(free_bytes - headroom_bytes, 0) // each_bytes, of_blocks)
+    fitting = min(max(free_bytes - headroom_bytes - needs.side_bytes, 0) // each_bytes, of_blocks)
     if num_blocks is not None and not 1 <= num_blocks <= of_blocks:
         raise BadInput(f"--num-blocks {num_blocks}: this model has {of_blocks} blocks")
     wanted = num_blocks or 1
     if fitting < wanted:
         raise BadInput(
-            f"{wanted} block(s) need {_gib(wanted * each_bytes)} (each {_gib(max(needs.block_bytes))} of weights and "
+            f"{wanted} block(s) need {_gib(wanted * each_bytes + needs.side_bytes)} "
+            f"(each {_gib(max(needs.block_bytes))} of weights and "
             f"{_gib(cache_bytes)} of cache for {needs.cache_tokens} tokens); {_gib(free_bytes)} are free, of which "
             f"{_gib(headroom_bytes)} are left alone, so {fitting} fit(s): host fewer, or a smaller cache"
         )
@@ -73,7 +76,7 @@ def plan_memory(free_bytes: int, needs: MemoryNeeds, *, num_blocks: int | None =
         num_blocks=hosted,
         of_blocks=of_blocks,
         free_bytes=free_bytes,
-        weights_bytes=hosted * max(needs.block_bytes),
+        weights_bytes=hosted * max(needs.block_bytes) + needs.side_bytes,
         cache_bytes=hosted * cache_bytes,
         headroom_bytes=headroom_bytes,
         cache_tokens=needs.cache_tokens,

@@ -1,7 +1,9 @@
 """Placement over the real records: what a server reads of the swarm, and the claims that it publishes."""
 
+import asyncio
 import random
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,6 +60,10 @@ class SwarmPublisher:
     async def stay(self) -> None:
         await self._publish(self._describe())
 
+    async def withdraw(self) -> None:
+        """Take back whatever was said last."""
+        await self._publish(msgspec.structs.replace(self._describe(), state="left"))
+
     async def _publish(self, said: Announcement) -> None:
         said = msgspec.structs.replace(said, announced_at=self._transport.wall_time())
         key = announcement_key(said.fingerprint, self._transport.peer)
@@ -71,25 +77,28 @@ class SwarmPublisher:
         return True
 
 
-async def join_where_it_helps(
+@asynccontextmanager
+async def claimed_span(
     transport: Transport,
     joining: Announcement,
     num_to_host: int,
     *,
     rng: random.Random,
+    is_alone: bool = False,
     cost: CostModel | None = None,
     cuts: Collection[int] | None = None,
     on_disk: Collection[int] = frozenset(),
     times: Lifetimes | None = None,
     config: PlacingConfig | None = None,
-) -> range:
-    """The span that a new server should load, announced as `joining` and agreed on with others who join now.
+) -> AsyncGenerator[range]:
+    """The span that a new server should load, agreed on with others who join now, and claimed while it loads.
 
-    `joining` holds the model, and the speed and room that are expected; its span does not matter. Raises BadInput
-    when the model cannot be cut so that `num_to_host` blocks make a span.
+    `joining` holds the model, and the speed and room that are expected; its span does not matter. `is_alone`: the
+    swarm begins with this server, so nobody is asked. Raises BadInput when the model cannot be cut so that
+    `num_to_host` blocks make a span. The claim is taken back when what is inside fails.
     """
-    watcher = Watcher(transport, Fingerprint(joining.fingerprint))
-    publisher = SwarmPublisher(transport, watcher, lambda: joining, times or Lifetimes())
+    times = times or Lifetimes()
+    publisher = SwarmPublisher(transport, Watcher(transport, Fingerprint(joining.fingerprint)), lambda: joining, times)
     cost = cost or CostModel()
 
     def choose(view: View) -> range:
@@ -97,4 +106,23 @@ async def join_where_it_helps(
             view, num_to_host, joining=joining, peer=transport.peer, cost=cost, cuts=cuts, on_disk=on_disk
         )
 
-    return await claim_span(publisher, transport.peer, choose, rng=rng, config=config or PlacingConfig())
+    if is_alone:
+        span = choose(View(0))
+        await publisher.claim(span)
+    else:
+        span = await claim_span(publisher, transport.peer, choose, rng=rng, config=config or PlacingConfig())
+    keeper = asyncio.create_task(_keep_claimed(publisher, span, times.period_s))
+    try:
+        yield span
+    except Exception:
+        await publisher.withdraw()
+        raise
+    finally:
+        keeper.cancel()
+
+
+async def _keep_claimed(publisher: SwarmPublisher, span: range, period_s: float) -> None:
+    """A download may take longer than a record lives."""
+    while True:
+        await asyncio.sleep(period_s)
+        await publisher.claim(span)

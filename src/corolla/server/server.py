@@ -6,29 +6,33 @@ the time until `ready`. Nothing is announced before the span has passed its self
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from corolla.errors import BadInput, SwarmError
-from corolla.ids import PeerId
+from corolla.errors import SwarmError
+from corolla.ids import Fingerprint, PeerId
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.fingerprint import fingerprint
 from corolla.models.source import open_model_source
 from corolla.models.transfer import Transfer
+from corolla.net.findings import Finding
 from corolla.net.libp2p.config import NetworkConfig
-from corolla.net.libp2p.transport import open_transport
+from corolla.net.libp2p.transport import Libp2pTransport, open_transport
+from corolla.net.reachable import CHECK as REACH
 from corolla.net.reachable import check_reachable
 from corolla.net.streams import Transport
 from corolla.server.config import ServerConfig
-from corolla.server.device import check_device, free_memory_bytes
+from corolla.server.device import check_device
 from corolla.server.executor import DeviceThread
-from corolla.server.memory import HEADROOM_SHARE, LEAST_HEADROOM_BYTES, MemoryPlan
-from corolla.server.serving import ServedSpan, serve_span
+from corolla.server.publisher import Lifetimes, claimed_span
+from corolla.server.serving import ServedSpan, announcement_of, serve_span
 
 if TYPE_CHECKING:
-    from corolla.models.span import Span
+    from corolla.server.hosting import Host, LoadedSpan, Room
+    from corolla.server.speed import Speed
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,10 @@ class Ready:
     addresses: tuple[str, ...]
 
 
+Check = Callable[[Libp2pTransport], Awaitable[Sequence[Finding]]]
+"""Looks at a peer that has joined; what it finds is told, and one nobody can reach is not announced."""
+
+
 async def run_server(
     config: ServerConfig,
     network: NetworkConfig,
@@ -67,42 +75,90 @@ async def run_server(
     *,
     stop: asyncio.Event,
     on_ready: Callable[[Ready], None],
+    check: Check | None = None,
 ) -> None:
     """Host a span until `stop` is set. Raises BadInput, NoPeers, or SwarmError when the network is lost."""
     check_device(config.device)
     checkpoint = await asyncio.to_thread(
         open_model_source, config.model, config.source, say=log.info, progress=TellTransfer()
     )
-    start, end = _span_of(config, checkpoint)
+    config.span_of(checkpoint.name, checkpoint.num_blocks)
     which = await asyncio.to_thread(fingerprint, checkpoint)  # of a hub's model, it reads some of its bytes
-    loading = asyncio.create_task(asyncio.to_thread(_load, config, checkpoint, start, end))
+    config = _within_model(config, checkpoint)
+    loading = asyncio.create_task(asyncio.to_thread(_begin, config, checkpoint, which))
     try:
         async with open_transport(network) as transport:
             if initial_peers:
                 await transport.join(initial_peers, timeout_s=JOIN_TIMEOUT_S)
-                await _require_reachable(transport)
-            span, speed = await loading
-            from corolla.server.span import TorchSpanRunner
-
-            served = ServedSpan(
-                config.model_name or checkpoint.name, which, checkpoint.num_blocks, *speed,
-                quantization=None if config.quantization == "none" else config.quantization, commit=checkpoint.commit,
-            )  # fmt: skip
-            config = _within_model(config, checkpoint)
-            executor = DeviceThread()
-            async with serve_span(transport, TorchSpanRunner(span), executor, config, served):
-                on_ready(Ready(transport.peer, start, end, tuple(transport.addresses)))
-                await _until(stop, transport)
+                _require_reachable(await (check or _check_reach)(transport))
+            host, begun = await loading
+            loaded = await _settled(transport, host, begun, is_alone=not initial_peers)
+            await _serve(transport, host, loaded, stop, on_ready)
     finally:
         loading.cancel()
 
 
-async def _require_reachable(transport: Transport) -> None:
+async def _settled(transport: Transport, host: "Host", begun: "LoadedSpan | Room", *, is_alone: bool) -> "LoadedSpan":
+    """What is loaded already; or the blocks where this server helps most, agreed on with others and loaded."""
+    from corolla.server.hosting import Room
+
+    if not isinstance(begun, Room):
+        return begun
+    served = _served(host, begun.expected_speed or (0.0, 0.0))
+    joining = announcement_of(
+        transport, host.config, served, state="joining", span=range(begun.plan.num_blocks), dtype=begun.dtype
+    )
+    async with claimed_span(
+        transport, joining, begun.plan.num_blocks, rng=random.Random(), is_alone=is_alone,  # noqa: S311 - spreads load
+        cuts=begun.cuts, on_disk=begun.on_disk, times=_times(host.config),
+    ) as span:  # fmt: skip
+        log.info("hosting blocks %s:%s, where this server helps most", span.start, span.stop)
+        return await asyncio.to_thread(host.load, span.start, span.stop)
+
+
+async def _serve(
+    transport: Transport, host: "Host", loaded: "LoadedSpan", stop: asyncio.Event, on_ready: Callable[[Ready], None]
+) -> None:
+    from corolla.server.span import TorchSpanRunner
+
+    span = loaded.span
+    served = _served(host, loaded.speed)
+    async with serve_span(transport, TorchSpanRunner(span), DeviceThread(), host.config, served):
+        on_ready(Ready(transport.peer, span.start, span.end, tuple(transport.addresses)))
+        await _until(stop, transport)
+
+
+def _served(host: "Host", speed: "Speed") -> ServedSpan:
+    config, checkpoint = host.config, host.checkpoint
+    return ServedSpan(
+        config.model_name or checkpoint.name, host.model, checkpoint.num_blocks, *speed,
+        quantization=None if config.quantization == "none" else config.quantization, commit=checkpoint.commit,
+    )  # fmt: skip
+
+
+def _times(config: ServerConfig) -> Lifetimes:
+    return Lifetimes(config.announce_period_s, config.record_lifetime_s)
+
+
+async def _check_reach(transport: Transport) -> list[Finding]:
+    return [await check_reachable(transport)]
+
+
+def _require_reachable(findings: Sequence[Finding]) -> None:
     """A server that nobody can dial would only be in the way: do not announce it, say why and what to do."""
-    finding = await check_reachable(transport)
-    log.info("%s", finding.text)
-    if finding.state == "bad":
-        raise SwarmError(f"{finding.text}; {finding.next_step}")
+    for finding in findings:
+        tell_finding(finding)
+    for finding in findings:
+        if finding.check == REACH and finding.state == "bad":
+            raise SwarmError(f"{finding.text}; {finding.next_step}")
+
+
+def tell_finding(finding: Finding) -> None:
+    """One line in the log; a warning with its next step where something is not well."""
+    if finding.state == "ok":
+        log.info("%s: %s", finding.check, finding.text)
+    else:
+        log.warning("%s: %s%s", finding.check, finding.text, f" → {finding.next_step}" if finding.next_step else "")
 
 
 async def _until(stop: asyncio.Event, transport: Transport) -> None:
@@ -118,16 +174,6 @@ async def _until(stop: asyncio.Event, transport: Transport) -> None:
         lost.cancel()
 
 
-def _span_of(config: ServerConfig, checkpoint: Checkpoint) -> tuple[int, int]:
-    start, end = config.blocks or (0, checkpoint.num_blocks)
-    if not 0 <= start < end <= checkpoint.num_blocks:
-        raise BadInput(
-            f"--blocks {start}:{end} is not a span of {checkpoint.name}: it has blocks 0:{checkpoint.num_blocks}, "
-            "and a span A:B needs 0 ≤ A < B ≤ " + str(checkpoint.num_blocks)
-        )
-    return start, end
-
-
 def _within_model(config: ServerConfig, checkpoint: Checkpoint) -> ServerConfig:
     """No session may be longer than the model knows positions, nor than the whole cache."""
     longest = min(
@@ -138,35 +184,9 @@ def _within_model(config: ServerConfig, checkpoint: Checkpoint) -> ServerConfig:
     return replace(config, limits=replace(config.limits, max_session_tokens=longest))
 
 
-def _load(config: ServerConfig, checkpoint: Checkpoint, start: int, end: int) -> "tuple[Span, tuple[float, float]]":
-    """The span and its speed (decode, prefill: tokens a second); runs beside the network's start."""
-    from corolla.models.loading import load_span
-    from corolla.models.tensors import TORCH_DTYPES
-    from corolla.server.speed import measure_speed
+def _begin(config: ServerConfig, checkpoint: Checkpoint, which: Fingerprint) -> "tuple[Host, LoadedSpan | Room]":
+    """In a thread beside the network's start: imports torch, and loads what need not be agreed on."""
+    from corolla.server.hosting import Host
 
-    began = time.perf_counter()
-    free_bytes = free_memory_bytes(config.device)
-    dtype = None if config.dtype == "auto" else TORCH_DTYPES[config.dtype]
-    span = load_span(checkpoint, start, end, dtype=dtype, device=config.device, quantization=config.quantization)
-    _tell_memory(span, checkpoint, config, free_bytes)
-    speed = measure_speed(span)
-    log.info("span loaded", extra={"blocks": f"{start}:{end}", "seconds": round(time.perf_counter() - began, 1)})
-    return span, speed
-
-
-def _tell_memory(span: "Span", checkpoint: Checkpoint, config: ServerConfig, free_bytes: int) -> None:
-    """Say in one line what hosting takes, and warn when the cache, once full, would not fit."""
-    can = span.capabilities
-    cache_bytes = config.cache_tokens * can.cache_bytes_per_token
-    plan = MemoryPlan(
-        num_blocks=span.num_blocks,
-        of_blocks=checkpoint.num_blocks,
-        free_bytes=free_bytes,
-        weights_bytes=span.weight_bytes,
-        cache_bytes=cache_bytes,
-        headroom_bytes=max(int(HEADROOM_SHARE * free_bytes), LEAST_HEADROOM_BYTES),
-        cache_tokens=config.cache_tokens,
-    )
-    log.info(plan.sentence)
-    if span.weight_bytes + cache_bytes > free_bytes:
-        log.warning("a full cache would not fit into the free memory: serve fewer blocks, or pass --cache-tokens")
+    host = Host(config, checkpoint, which)
+    return host, host.begin()

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from corolla import __version__
 from corolla.ids import Fingerprint
 from corolla.net.streams import Transport
@@ -18,7 +20,7 @@ from corolla.server.handler import Handler
 from corolla.server.kv import CachePool
 from corolla.server.neighbours import Neighbours
 from corolla.server.runner import SpanRunner
-from corolla.swarm.announcement import MAX_ADDRESSES, Announcement, clean_name
+from corolla.swarm.announcement import MAX_ADDRESSES, Announcement, State, clean_name
 from corolla.swarm.watch import Watcher
 
 log = logging.getLogger(__name__)
@@ -83,21 +85,35 @@ def _announcement(
     transport: Transport, handler: Handler, followers: Followers, config: ServerConfig, served: ServedSpan
 ) -> Announcement:
     facts = handler.runner.facts
+    said = announcement_of(
+        transport, config, served, state="draining" if handler.is_leaving else "online",
+        span=range(facts.start, facts.end), dtype=facts.dtype,
+    )  # fmt: skip
+    return msgspec.structs.replace(
+        said,
+        free_cache_tokens=handler.pool.free_tokens,
+        queue_s=handler.queue_s,
+        next_rtts=followers.next_rtts,
+    )
+
+
+def announcement_of(
+    transport: Transport, config: ServerConfig, served: ServedSpan, *, state: State, span: range, dtype: str
+) -> Announcement:
+    """What a server that has nothing to do yet announces."""
     return Announcement(
-        state="draining" if handler.is_leaving else "online",
-        start=facts.start,
-        end=facts.end,
+        state=state,
+        start=span.start,
+        end=span.stop,
         num_blocks=served.num_blocks,
         fingerprint=served.fingerprint,
         model_name=clean_name(served.model_name),
-        dtype=facts.dtype,
+        dtype=dtype,
         quantization=served.quantization,
         decode_tokens_per_s=served.decode_tokens_per_s,
         prefill_tokens_per_s=served.prefill_tokens_per_s,
-        free_cache_tokens=handler.pool.free_tokens,
-        queue_s=handler.queue_s,
+        free_cache_tokens=config.cache_tokens,
         max_session_tokens=config.limits.max_session_tokens,
-        next_rtts=followers.next_rtts,
         version=__version__,
         name=clean_name(config.name),
         addresses=list(transport.addresses)[:MAX_ADDRESSES],

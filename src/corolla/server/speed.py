@@ -7,6 +7,7 @@ real work. It depends on the model, the device, the number format and how many b
 import json
 import logging
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -14,6 +15,7 @@ import torch
 
 from corolla.ids import Fingerprint
 from corolla.models.cache import SpanCache
+from corolla.models.quantization import Quantization
 from corolla.models.span import Span
 
 log = logging.getLogger(__name__)
@@ -27,18 +29,44 @@ Speed = tuple[float, float]
 """(decode, prefill) in tokens a second through all hosted blocks, one row."""
 
 
-def remembered_speed(span: Span, model: Fingerprint, file: Path) -> Speed:
+@dataclass(frozen=True, slots=True)
+class SpeedKey:
+    """What a speed depends on, as far as servers tell it apart."""
+
+    model: Fingerprint
+    device: str
+    dtype: torch.dtype
+    num_blocks: int
+    quantization: Quantization = "none"
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        held = dtype if self.quantization == "none" else f"{dtype} {self.quantization}"
+        return f"{self.model} {_device_name(torch.device(self.device))} {held} {self.num_blocks}"
+
+
+def remembered_speed(span: Span, key: SpeedKey, file: Path) -> Speed:
     """As measured at an earlier start on this device, else measured now and written into `file`.
 
     A file that cannot be read or written costs a measurement, nothing more.
     """
-    key = f"{model} {_device_name(span.device)} {str(span.dtype).removeprefix('torch.')} {span.end - span.start}"
-    speeds = _read(file)
-    if (known := speeds.get(key)) is not None:
+    if (known := recall_speed(key, file)) is not None:
         return known
-    speeds[key] = measured = measure_speed(span)
-    _write(file, speeds)
+    measured = measure_speed(span)
+    remember_speed(key, measured, file)
     return measured
+
+
+def recall_speed(key: SpeedKey, file: Path) -> Speed | None:
+    """What `file` says; None: nothing."""
+    return _read(file).get(str(key))
+
+
+def remember_speed(key: SpeedKey, speed: Speed, file: Path) -> None:
+    """For the next start: as measured, or as real work has corrected it since."""
+    speeds = _read(file)
+    speeds.pop(str(key), None)  # comes last again: the oldest go first
+    _write(file, {**speeds, str(key): speed})
 
 
 def measure_speed(span: Span) -> Speed:

@@ -27,8 +27,14 @@ def client_network() -> NetworkConfig:
 
 def chosen_gate() -> GateConfig:
     """What `--swarm-key` and `--allow` of the running command say. Raises BadInput for a file that cannot be used."""
+    keys, allow = chosen_gate_files()
+    return GateConfig(keys=load_keys(keys), allowed=load_allowed(allow))
+
+
+def chosen_gate_files() -> tuple[Sequence[Path], Sequence[Path]]:
+    """The files that `--swarm-key` and `--allow` of the running command name."""
     settings = _settings()
-    return GateConfig(keys=load_keys(settings.swarm_keys), allowed=load_allowed(settings.allow))
+    return settings.swarm_keys, settings.allow
 
 
 def chosen_servers() -> ServerLists:

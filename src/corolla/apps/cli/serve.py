@@ -41,7 +41,13 @@ class Device(click.ParamType[str]):
 
 @click.command("serve")
 @click.argument("model")
-@click.option("--blocks", metavar="A:B", type=BlockSpan(), help="Host blocks A to B-1. Default: all of them.")
+@click.option("--blocks", metavar="A:B", type=BlockSpan(), help="Host blocks A to B-1, and stay there.")
+@click.option(
+    "--num-blocks",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Host N blocks, where they help most. Default, without --blocks too: as many as fit into the free memory.",
+)
 @click.option("--device", metavar="cpu|cuda|cuda:N|mps", type=Device(), default="cpu", show_default=True)
 @click.option(
     "--dtype",
@@ -83,6 +89,7 @@ class Device(click.ParamType[str]):
 def command(
     model: str,
     blocks: tuple[int, int] | None,
+    num_blocks: int | None,
     device: str,
     dtype: "DTypeChoice",
     quant: "QuantizationChoice",
@@ -104,27 +111,31 @@ def command(
     MODEL is a directory of safetensors, a GGUF file, or a hub's OWNER/NAME. Without --join a new swarm begins. Prints
     one line with the address for others to join once it answers requests.
     """
-    from corolla.apps.cli.network import server_network
+    from corolla.apps.cli.network import chosen_gate_files, server_network
+    from corolla.apps.doctor.examine import examine_machine
+    from corolla.apps.doctor.swarm import examine_swarm
     from corolla.server.config import ServerConfig
-    from corolla.server.server import Ready, run_server
+    from corolla.server.server import Ready, run_server, tell_finding
 
     if exit_with_parent:
         leave_with_parent()
     config = ServerConfig(
-        model=model, source=source, blocks=blocks, device=device, dtype=dtype, quantization=quant, name=name,
-        model_name=model_name, drain_timeout_s=drain_timeout,
+        model=model, source=source, blocks=blocks, num_blocks=num_blocks, device=device, dtype=dtype,
+        quantization=quant, name=name, model_name=model_name, drain_timeout_s=drain_timeout,
     )  # fmt: skip
     if cache_tokens is not None:
         config = replace(config, cache_tokens=cache_tokens)
     if max_session_tokens is not None:
         config = replace(config, limits=replace(config.limits, max_session_tokens=max_session_tokens))
     network = server_network(listen=listen, announce=announce, identity=identity)
+    for finding in examine_machine(*chosen_gate_files(), identity=identity):
+        tell_finding(finding)
 
     def serve(stop: asyncio.Event, ready: Callable[[], None]) -> Awaitable[None]:
         def on_ready(server: Ready) -> None:
             say_ready(server.peer, (server.start, server.end), server.addresses, as_json=as_json)
             ready()
 
-        return run_server(config, network, split_addresses(join), stop=stop, on_ready=on_ready)
+        return run_server(config, network, split_addresses(join), stop=stop, on_ready=on_ready, check=examine_swarm)
 
     run_until_stopped(serve)

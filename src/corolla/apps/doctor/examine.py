@@ -28,10 +28,16 @@ class Asked:
     allow: Sequence[Path] = ()
 
 
+def examine_machine(keys: Sequence[Path], allow: Sequence[Path], *, identity: Path | None) -> list[Finding]:
+    """What can be said before the network: `corolla serve` begins with it."""
+    key, _ = check_key(keys, allow)
+    return [key, check_identity(identity), check_disk(user_cache()), check_memory()]
+
+
 async def examine(asked: Asked) -> list[Finding]:
     """A finding for each check that could be made. Bounded in time; raises nothing that the user can cure."""
-    key, gate = check_key(asked.swarm_keys, asked.allow)
-    findings = [key, check_identity(asked.identity), check_disk(user_cache()), check_memory()]
+    findings = examine_machine(asked.swarm_keys, asked.allow, identity=asked.identity)
+    _, gate = check_key(asked.swarm_keys, asked.allow)
     if gate is None:
         return findings
     try:
