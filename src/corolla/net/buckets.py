@@ -38,6 +38,10 @@ class Buckets:
         self._spent[name] = (missing + amount, now)
         return True
 
+    def wait_s(self, name: str, now: float, amount: float = 1.0) -> float:
+        """Seconds until it may take so many."""
+        return max(0.0, self._missing(name, now) + amount - self.rate.burst) / self.rate.per_s
+
     def _missing(self, name: str, now: float) -> float:
         missing, at = self._spent.get(name, (0.0, now))
         return max(0.0, missing - max(0.0, now - at) * self.rate.per_s)  # a wall clock may jump back

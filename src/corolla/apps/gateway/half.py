@@ -52,6 +52,7 @@ class TwoStrideModel:
         self._half: Any = load_local_half(checkpoint, _SteppedHalf, dtype=dtype)
         self._half.eval()
         self._keeps_last = {"logits_to_keep": 1} if self._half._supports_logits_to_keep() else {}
+        self.dtype: torch.dtype = self._half.dtype
         self.vocabulary: int = self._half.get_output_embeddings().weight.shape[0]
         self.generation_config: Any = self._half.generation_config
 

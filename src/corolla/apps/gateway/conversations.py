@@ -1,0 +1,150 @@
+"""Sessions on the swarm, lent to answers: kept for a while, and continued where a returning history agrees.
+
+A chat sends its whole history with each message. The servers hold most of it already, so the session of the answer
+before is trimmed to the common beginning and goes on from there; what is new is all that is computed. Sessions of one
+API key are never lent to another: the time of an answer would tell what somebody else has asked.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from corolla.apps.gateway.models import GatewayModel
+from corolla.client.session import Session
+from corolla.client.swarm import Swarm
+from corolla.errors import CacheFull, Overloaded, Refused
+from corolla.models.local_half import LocalCache
+from corolla.wire.tensors import DType
+
+log = logging.getLogger(__name__)
+
+HEADROOM_TOKENS: Final = 512
+"""A session that may be continued is opened for so many more than its first answer needs."""
+WORTH: Final = 0.5
+"""A kept session is taken when so much of it, or of the prompt, agrees: else it is better left to its own."""
+
+
+@dataclass(slots=True, eq=False)
+class Lent:
+    """A session and what it holds; one answer's until it is given back."""
+
+    model: GatewayModel
+    owner: str
+    session: Session
+    cache: LocalCache
+    room: int
+    """Tokens a row that it was opened for."""
+    tokens: list[int] = field(default_factory=list[int])
+    """What the servers hold, of a session of one row."""
+    expiry: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True)
+class ConversationCounters:
+    """What came of asking for sessions, for metrics."""
+
+    opened: int = 0
+    continued: int = 0
+    reused_tokens: int = 0
+
+
+class Conversations:
+    """Sessions in nobody's hands. Belongs to the event loop."""
+
+    def __init__(self, swarm: Swarm, *, keep_s: float, max_kept: int) -> None:
+        self.counters = ConversationCounters()
+        self._swarm = swarm
+        self._keep_s = keep_s
+        self._max_kept = max_kept if keep_s > 0 else 0
+        self._kept: list[Lent] = []
+        """The longest unused first."""
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
+
+    async def take(
+        self, model: GatewayModel, owner: str, prompt: Sequence[int], *, room: int, rows: int, wire_dtype: DType
+    ) -> Lent:
+        """A session for `room` tokens a row; `cache.num_tokens` of the prompt it holds. Raises as `start_session`."""
+        lent = self._continued(model, owner, prompt, room) if rows == 1 else None
+        if lent is None:
+            lent = await self._open(model, owner, room=room, rows=rows, wire_dtype=wire_dtype)
+            self.counters.opened += 1
+            return lent
+        common = _common(lent.tokens, prompt)
+        lent.session.trim(common)
+        lent.cache.trim(common)
+        del lent.tokens[common:]
+        self.counters.continued += 1
+        self.counters.reused_tokens += common
+        return lent
+
+    def give_back(self, lent: Lent, tokens: Sequence[int]) -> None:
+        """The answer is complete, and `tokens` what was fed or chosen; the session may be kept."""
+        lent.tokens = list(tokens[: lent.session.position])
+        if self._max_kept == 0 or lent.session.rows != 1 or len(lent.tokens) != lent.cache.num_tokens:
+            lent.session.close()
+            return
+        while len(self._kept) >= self._max_kept:
+            self._end(self._kept[0])
+        lent.expiry = asyncio.get_running_loop().call_later(self._keep_s, self._end, lent)
+        self._kept.append(lent)
+
+    def close(self) -> None:
+        for lent in list(self._kept):
+            self._end(lent)
+
+    def _continued(self, model: GatewayModel, owner: str, prompt: Sequence[int], room: int) -> Lent | None:
+        """The kept session that holds most of the prompt; it is no longer kept."""
+        mine = [lent for lent in self._kept if lent.model is model and lent.owner == owner]
+        best = max(mine, key=lambda lent: _common(lent.tokens, prompt), default=None)
+        if best is None:
+            return None
+        common = _common(best.tokens, prompt)
+        if common == 0 or common < WORTH * min(len(best.tokens), len(prompt)):
+            return None
+        if best.room < room:
+            self._end(best)  # the same conversation, grown out of it: a larger one takes its place
+            return None
+        self._forget(best)
+        return best
+
+    async def _open(self, model: GatewayModel, owner: str, *, room: int, rows: int, wire_dtype: DType) -> Lent:
+        """Kept sessions make room for one that is wanted now."""
+        with_headroom = min(room + HEADROOM_TOKENS, max(room, model.context_tokens)) if rows == 1 else room
+        wanted = with_headroom if self._max_kept else room
+        while True:
+            try:
+                session = await self._swarm.start_session(
+                    model.served, max_tokens=wanted, max_rows=rows, wire_dtype=wire_dtype
+                )
+                return Lent(model, owner, session, model.half.new_cache(), wanted)
+            except (CacheFull, Overloaded):
+                if self._kept:
+                    self._end(self._kept[0])
+                elif wanted == room:
+                    raise
+                else:
+                    wanted = room
+            except Refused:
+                if wanted == room:
+                    raise
+                wanted = room
+
+    def _end(self, lent: Lent) -> None:
+        self._forget(lent)
+        lent.session.close()
+
+    def _forget(self, lent: Lent) -> None:
+        self._kept.remove(lent)
+        if lent.expiry is not None:
+            lent.expiry.cancel()
+
+
+def _common(held: Sequence[int], prompt: Sequence[int]) -> int:
+    """How many tokens of `prompt` are held: the common beginning, short of the prompt's last token."""
+    most = min(len(held), len(prompt) - 1)
+    return next((i for i in range(most) if held[i] != prompt[i]), most)
