@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeVar
 
+from corolla.clock import loop_time
 from corolla.server.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,11 @@ class Executor(Protocol):
     """Where steps are computed: the device thread, or (tests on a virtual clock) the loop itself."""
 
     @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds, by which steps are timed."""
+        ...
+
+    @property
     def waiting(self) -> int:
         """Jobs submitted and not finished."""
         ...
@@ -56,6 +62,8 @@ class Executor(Protocol):
 
 class DeviceThread:
     """Runs submitted jobs in scheduler order until closed."""
+
+    clock = staticmethod(time.perf_counter)
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Sequence[Job] | Callable[[], None] | None] = queue.SimpleQueue()
@@ -140,6 +148,7 @@ class DeviceThread:
 class InlineExecutor:
     """Computes on the event loop, pass by pass: for the in-memory swarm, whose clock is virtual."""
 
+    clock = staticmethod(loop_time)
     queue_s = 0.0
 
     def __init__(self) -> None:

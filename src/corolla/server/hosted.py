@@ -5,7 +5,6 @@ The event loop owns all of it but the cache and what `Push` marks as the device 
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -123,7 +122,11 @@ class StepJob:
     on_done: Callable[["StepJob"], None]
     """Called on the device thread when the step is over, however it went."""
     on_failed: Callable[["StepJob", Refused], None]
-    arrived: float = field(default_factory=time.perf_counter)
+    clock: Callable[[], float]
+    arrived: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arrived = self.clock()
 
     @property
     def session_key(self) -> int:
@@ -150,9 +153,9 @@ class StepJob:
     def _compute(self, cache: SessionCache) -> None:
         session, step, push = self.session, self.step, self.session.push
         want = self._want()
-        started = time.perf_counter()
+        started = self.clock()
         hidden = self.runner.run(cache, step, want, session.wire_dtype)
-        done = time.perf_counter()
+        done = self.clock()
         timings = [*step.timings, wire.HopTiming(started - self.arrived, done - started, 0.0)]
         position = step.position + self.new_tokens
         if push.is_tail:

@@ -81,7 +81,7 @@ class Steps:
         match action:
             case Compute():
                 session.accepted += 1
-                self._enqueue(StepJob(session, self._runner, step, action.new_tokens, self._job_done, self._job_failed))
+                self._enqueue(self._job(session, step, action.new_tokens))
             case AnswerFromJournal():
                 self._tasks.spawn(self._answer_again(session, step))
             case Refuse():
@@ -99,6 +99,10 @@ class Steps:
         if not await self._executor.call(partial(session.push.again, step.step_no)):
             gap = JournalGap(f"the answer to step {step.step_no} is no longer kept", value=str(step.step_no))
             self._replies.refuse_step(session, step, gap)
+
+    def _job(self, session: HostedSession, step: wire.Step, new_tokens: int) -> StepJob:
+        clock = self._executor.clock
+        return StepJob(session, self._runner, step, new_tokens, self._job_done, self._job_failed, clock)
 
     def _enqueue(self, job: StepJob) -> None:
         if not self._read:
