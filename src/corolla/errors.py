@@ -14,7 +14,9 @@
     │   ├── NeedsReplay                     its state cannot be trimmed to that position: rebuild the session
     │   ├── JournalGap                      what was asked for again is no longer kept: replay from further back
     │   ├── OutOfOrder                      a step came too early: the client and the server disagree on the count
-    │   └── SessionLost                     it no longer holds this session (expired, restarted): rebuild it
+    │   ├── SessionLost                     it no longer holds this session (expired, restarted): rebuild it
+    │   ├── Faulty                          its own blocks gave NaN or infinity, it says itself: take another
+    │   └── BadUpstream                     what the peer before it sent is NaN or infinity: ask that peer, ban nobody
     ├── LocalProtocolError         exit 7   we are about to break the protocol: a bug here
     └── RemoteProtocolError        exit 5   a peer broke the protocol: its stream ends, it is to blame
 
@@ -149,9 +151,32 @@ class SessionLost(Refused):
     code: ClassVar[str] = "session_lost"
 
 
+class Faulty(Refused):
+    """The server's own blocks gave something that is not finite, out of something that was."""
+
+    code: ClassVar[str] = "faulty"
+
+
+class BadUpstream(Refused):
+    """What came to the server is not finite; `value` is the peer that sent it. Its word about a neighbour, no more."""
+
+    code: ClassVar[str] = "bad_upstream"
+
+
 _REFUSALS: dict[str, type[Refused]] = {
     kind.code: kind
-    for kind in (Refused, CacheFull, Overloaded, Unsupported, NeedsReplay, JournalGap, OutOfOrder, SessionLost)
+    for kind in (
+        Refused,
+        CacheFull,
+        Overloaded,
+        Unsupported,
+        NeedsReplay,
+        JournalGap,
+        OutOfOrder,
+        SessionLost,
+        Faulty,
+        BadUpstream,
+    )
 }
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from corolla.errors import Refused, SessionLost
+from corolla.errors import Faulty, Refused, SessionLost
 from corolla.ids import PeerId, short
+from corolla.models.finite import is_finite
 from corolla.net.channel import Channel
 from corolla.server.admission import Guest
 from corolla.server.push import Push
@@ -156,6 +157,8 @@ class StepJob:
         started = self.clock()
         hidden = self.runner.run(cache, step, want, session.wire_dtype)
         done = self.clock()
+        if hidden is not None and not is_finite(hidden):
+            raise Faulty(f"our blocks gave NaN or infinity in step {step.step_no}, though what came was finite")
         timings = [*step.timings, wire.HopTiming(started - self.arrived, done - started, 0.0)]
         position = step.position + self.new_tokens
         if push.is_tail:

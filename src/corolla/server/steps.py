@@ -11,8 +11,9 @@ import logging
 from functools import partial
 
 from corolla.clock import loop_time
-from corolla.errors import JournalGap, Overloaded, Refused
+from corolla.errors import BadUpstream, JournalGap, Overloaded, Refused
 from corolla.ids import short
+from corolla.models.finite import is_finite
 from corolla.server.config import SessionLimits
 from corolla.server.executor import Executor
 from corolla.server.hosted import DataLink, HostedSession, StepJob
@@ -76,8 +77,12 @@ class Steps:
         if waiting >= self._limits.max_waiting_steps:  # before the state moves: the client may repeat the step
             self._replies.refuse_step(session, step, _too_many_steps(waiting + 1, self._limits.max_waiting_steps))
             return True
-        session.state, action = on_step(session.state, step)
+        state, action = on_step(session.state, step)
         session.last_used = loop_time()
+        if isinstance(action, Compute) and not is_finite(step.hidden):
+            self._refuse_poison(session, link, step)
+            return True
+        session.state = state
         match action:
             case Compute():
                 session.accepted += 1
@@ -94,6 +99,12 @@ class Steps:
             case Wait():
                 return False
         return True
+
+    def _refuse_poison(self, session: HostedSession, link: DataLink, step: wire.Step) -> None:
+        """Nothing of it reaches the cache, and what follows lies unread until the client has taken another route."""
+        session.is_on_route = False
+        text = f"step {step.step_no} came with NaN or infinity from {link.peer}"
+        self._replies.refuse_step(session, step, BadUpstream(text, value=link.peer))
 
     async def _answer_again(self, session: HostedSession, step: wire.Step) -> None:
         if not await self._executor.call(partial(session.push.again, step.step_no)):

@@ -1,8 +1,8 @@
 """A span without tensors: its output depends on every input that came before, so no mistake goes unseen.
 
-A position's hidden state is one 64-bit number (two float32 on the wire, never read as floats). Block i turns it
-into a hash of i and of all numbers that the row has brought to it so far. A step that is lost, repeated,
-reordered, given to the wrong row or run by the wrong block changes everything after it.
+A position's hidden state is one number of 62 bits (two float32 on the wire, read as floats only to see that they are
+finite). Block i turns it into a hash of i and of all numbers that the row has brought to it so far. A step that is
+lost, repeated, reordered, given to the wrong row or run by the wrong block changes everything after it.
 """
 
 import struct
@@ -14,8 +14,9 @@ from corolla.wire.messages import Step, Want
 from corolla.wire.tensors import DType, WireTensor
 
 HIDDEN_SIZE = 2
-_MASK = (1 << 64) - 1
-_FACTOR = 6364136223846793005  # Knuth's MMIX generator: odd, so that no bit is ever lost
+_MASK = 0xBFFFFFFF_BFFFFFFF
+"""The highest bit of each float's exponent stays clear: nothing that is sent may look like NaN or infinity."""
+_FACTOR = 6364136223846793005  # Knuth's MMIX generator
 
 
 @dataclass(slots=True)
@@ -71,17 +72,17 @@ def _through(cache: ToyCache, row: int, number: int) -> int:
 
 
 def hidden_of(rows: Sequence[Sequence[int]]) -> WireTensor:
-    """`rows` [batch][tokens] of 64-bit numbers as hidden states [batch, tokens, 2]."""
-    flat = [number for row in rows for number in row]
+    """`rows` [batch][tokens] of numbers as hidden states [batch, tokens, 2]."""
+    flat = [number & _MASK for row in rows for number in row]
     return WireTensor("float32", (len(rows), len(rows[0]), HIDDEN_SIZE), struct.pack(f"<{len(flat)}Q", *flat))
 
 
 def numbers_of(hidden: WireTensor) -> list[int]:
-    """The 64-bit numbers of hidden states [batch, tokens, 2], row after row."""
+    """The numbers of hidden states [batch, tokens, 2], row after row."""
     return list(struct.unpack(f"<{hidden.shape[0] * hidden.shape[1]}Q", hidden.data))
 
 
 def whole_model(num_blocks: int, inputs: Sequence[int]) -> list[int]:
     """What a swarm must give for one row: all inputs through all blocks in one place."""
     cache = ToyCache(0, num_blocks, [[]])
-    return [_through(cache, 0, number) for number in inputs]
+    return [_through(cache, 0, number & _MASK) for number in inputs]
