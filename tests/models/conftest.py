@@ -1,14 +1,21 @@
-"""Tiny checkpoints, written once a session, and the whole model to compare with."""
+"""Tiny checkpoints, written once a session, the whole model to compare with, and what becomes of each family."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from corolla.models.checkpoint import Checkpoint, open_checkpoint
+from corolla.models.locks import wait_for_lock
+from corolla.models.parity import known_families
+from corolla.models.survey import Row, as_row, rows_of_table, survey, what_changed, with_rows
 from corolla.models.testing import write_tiny
+
+FAMILIES_PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
 torch.set_num_threads(1)  # two shared cores: two threads a test make tiny steps ten times slower
 
@@ -34,3 +41,36 @@ def whole() -> Callable[..., PreTrainedModel]:
         return AutoModelForCausalLM.from_pretrained(checkpoint.directory, dtype=dtype).eval()
 
     return model
+
+
+@pytest.fixture(scope="session")
+def row_of() -> Callable[[str], Row]:
+    """What becomes of a family, found once."""
+    rows: dict[str, Row] = {}
+
+    def row(family: str) -> Row:
+        if family not in rows:
+            (report,) = survey([family])
+            rows[family] = as_row(report)
+        return rows[family]
+
+    return row
+
+
+@pytest.fixture
+def hold_page_to() -> Callable[[Sequence[Row]], None]:
+    """Rewrites these rows of the page's table where they are others, and fails then.
+
+    Two processes hold it to a half of the families each.
+    """
+
+    def hold(rows: Sequence[Row]) -> None:
+        with wait_for_lock(Path(tempfile.gettempdir()) / "corolla-families-page.lock", timeout_s=60):
+            page = FAMILIES_PAGE.read_text()
+            assert f"transformers {transformers.__version__}," in page, "about another transformers: make latest"
+            current = with_rows(page, rows, known_families())
+            if current != page:
+                FAMILIES_PAGE.write_text(current)
+        assert current == page, "\n".join(what_changed(rows_of_table(page), rows_of_table(current)))
+
+    return hold

@@ -39,19 +39,21 @@ def load_span(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     quantization: Quantization = "none",
+    known: Span | None = None,
 ) -> Span:
     """Blocks `[start, end)`, loaded, tried out and ready. `dtype` None keeps the checkpoint's own.
 
-    `quantization` holds the blocks' linear layers in fewer bits. Raises BadInput when the span is not in the model,
-    the family cannot be cut, the weights are damaged, or what quantizes them is not installed.
+    `quantization` holds the blocks' linear layers in fewer bits. `known`: any span of this checkpoint in this dtype:
+    what it found out about the family is not found out again. Raises BadInput when the span is not in the model, the
+    family cannot be cut, the weights are damaged, or what quantizes them is not installed.
     """
     check_span(checkpoint, start, end)
     config = read_config(checkpoint)
     family = causal_class(checkpoint, config)
     dtype = dtype or checkpoint_dtype(checkpoint, config)
     outline = outline_of(family, config, dtype)
-    structure = inspect_family(outline)
-    dataflow = watch_family(outline, structure)
+    structure = inspect_family(outline) if known is None else known.structure
+    dataflow = watch_family(outline, structure) if known is None else known.dataflow
     check_cuts(checkpoint, dataflow, start, end)
     prune(outline, start, end, keep_ends=False, needed=dataflow.side_parameters)
     kind = pruned_class(family, start, end, keep_ends=False, needed=dataflow.side_parameters)

@@ -78,7 +78,7 @@ def try_family(family: str, directory: Path) -> FamilyReport:
 def _load_in_parts(checkpoint: Checkpoint) -> ChainedHalf:
     whole_span = load_span(checkpoint, 0, checkpoint.num_blocks)
     cuts = [cut for cut in _SOME_CUTS if cut in whole_span.capabilities.cuts]
-    half = load_chain(checkpoint, cuts)
+    half = load_chain(checkpoint, cuts, known=whole_span)
     half.whole_span = whole_span
     return half
 

@@ -17,7 +17,7 @@ import transformers
 
 from corolla.models.parity import FamilyReport, Outcome, known_families, try_family
 
-TABLE_BEGINS: Final = "<!-- table: written by tests/models/test_families.py -->"
+TABLE_BEGINS: Final = "<!-- table: written by tests/models/test_families.py, test_more_families.py -->"
 TABLE_ENDS: Final = "<!-- end of table -->"
 
 
@@ -105,6 +105,12 @@ def rows_of_table(page: str) -> dict[str, Row]:
 def _checked(cells: list[str]) -> tuple[str, Any, str, str, str]:
     family, outcome, cuts, abilities, remark = cells
     return family, outcome, cuts, abilities, remark
+
+
+def with_rows(page: str, rows: Iterable[Row], families: Iterable[str]) -> str:
+    """The page with these rows in the place of its own; of families that are not among `families` it keeps none."""
+    by_family = rows_of_table(page) | {row.family: row for row in rows}
+    return with_table(page, as_table([by_family[family] for family in families if family in by_family]))
 
 
 def with_table(page: str, table: str) -> str:

@@ -136,12 +136,15 @@ def load_chain(
     dtype: torch.dtype | None = None,
     span_dtype: torch.dtype | None = None,
     quantization: Quantization = "none",
+    known: Span | None = None,
 ) -> ChainedHalf:
-    """The whole model, cut at `cuts` (`[2, 3]` makes spans 0:2, 2:3 and 3:end), in this process."""
+    """The whole model, cut at `cuts` (`[2, 3]` makes spans 0:2, 2:3 and 3:end), in this process; `known` as there."""
     borders = [0, *cuts, checkpoint.num_blocks]
     half = load_local_half(checkpoint, ChainedHalf, dtype=dtype)
-    half.parts = [
-        Part(load_span(checkpoint, start, end, dtype=span_dtype or dtype, quantization=quantization), start, end)
-        for start, end in pairwise(borders)
-    ]
+    parts: list[Part] = []
+    for start, end in pairwise(borders):
+        known = parts[0].span if parts else known
+        span = load_span(checkpoint, start, end, dtype=span_dtype or dtype, quantization=quantization, known=known)
+        parts.append(Part(span, start, end))
+    half.parts = parts
     return half
