@@ -14,6 +14,7 @@ from corolla.client.config import ClientConfig
 from corolla.client.connection import Connection
 from corolla.client.lists import read_lists
 from corolla.errors import BadInput
+from corolla.models.frugal import give_back_freed, import_modeling
 from corolla.models.source import open_model_source
 from corolla.models.source_options import SourceOptions
 from corolla.net.gate import GateConfig
@@ -75,9 +76,12 @@ class AutoDistributedModelForCausalLM:
         checkpoint = open_model_source(name_or_dir, source or SourceOptions(), has_tokenizer=has_tokenizer)
         connection = Connection(network, config, peers)
         try:
+            import_modeling()
             from corolla.client.model import load_distributed_model
 
-            return load_distributed_model(checkpoint, connection, dtype=dtype, model_name=model_name)
+            model = load_distributed_model(checkpoint, connection, dtype=dtype, model_name=model_name)
+            give_back_freed()
+            return model
         except BaseException:
             connection.close()
             raise

@@ -24,6 +24,7 @@ from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.cli.network import chosen_servers, client_network
 from corolla.client.config import ClientConfig
 from corolla.errors import BadInput
+from corolla.models.frugal import give_back_freed
 from corolla.models.source_options import SourceOptions
 
 if TYPE_CHECKING:
@@ -113,7 +114,9 @@ def open_model(
         name_or_dir, initial_peers=peers, dtype=dtype, config=ClientConfig(servers=chosen_servers()),
         network=client_network(), source=source, has_tokenizer=True,
     )  # fmt: skip
-    return SwarmModel(model, load_tokenizer(model.checkpoint.directory))
+    swarm_model = SwarmModel(model, load_tokenizer(model.checkpoint.directory))
+    give_back_freed()  # reading a tokenizer leaves tens of megabytes
+    return swarm_model
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
