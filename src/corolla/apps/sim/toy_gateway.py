@@ -72,6 +72,10 @@ class ToyGateway:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End now; what is being answered is cut off."""
         self._server.should_exit = True
         self._thread.join(20)
 
@@ -85,9 +89,7 @@ class ToyGateway:
 
     def kill(self, name: str) -> None:
         async def kill() -> None:
-            views = [status.view for status in self._observer.state.models]
-            servers = [server for view in views for server in view.servers.values() if server.announcement.name == name]
-            self._swarm.network.kill(servers[0].peer)
+            self._swarm.network.kill(self._swarm.handlers[name].transport.peer)
 
         self._run(kill())
 

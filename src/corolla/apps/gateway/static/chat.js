@@ -15,7 +15,7 @@ const settings = kept.loadSettings();
 let conversation = kept.newConversation();
 let answering = null; // the AbortController of the answer that is being written
 
-const scroller = document.querySelector("main");
+const scroller = byId("scroller");
 const question = byId("question");
 const modelChoice = byId("model");
 

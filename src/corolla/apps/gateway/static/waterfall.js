@@ -67,7 +67,7 @@ export function fullSecondsOf(steps) {
 /** Every number of one step. */
 export function stepTable(step, route) {
   const row = (name, ...seconds) => el("tr", {}, el("th", { scope: "row" }, name), ...seconds.map((one) => el("td", {}, one === null ? "" : ms(one))));
-  const head = el("tr", {}, ...["", NAMES.wire, NAMES.queue, NAMES.compute].map((name) => el("th", { scope: "col" }, name)));
+  const head = el("tr", {}, ...["where", NAMES.wire, NAMES.queue, NAMES.compute].map((name) => el("th", { scope: "col" }, name)));
   const hops = step.hops.map((hop, place) => row(serverName(route.hops[place]), hop.wire_s, hop.queue_s, hop.compute_s));
   const table = el(
     "table",

@@ -1,0 +1,403 @@
+"""The pages in a real browser, over a swarm in memory: what people do, what goes wrong, and what strangers send."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from starlette.responses import JSONResponse
+
+from corolla.apps.sim.toy_gateway import HELLO, ToyGateway
+
+pytestmark = pytest.mark.slow
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+WAIT_MS = 30_000
+"""A busy machine is slow, not wrong."""
+PHONE = {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    # Fonts and profiles belong to nobody's home directory here.
+    environment = {**os.environ, "NO_PROXY": "127.0.0.1"}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS), env=environment)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def gateway() -> Iterator[ToyGateway]:
+    with ToyGateway() as gateway:
+        yield gateway
+
+
+@contextmanager
+def watched(context: BrowserContext, gateway: ToyGateway, *, allowed: str = r"(?!)") -> Iterator[Page]:
+    """A page that asks nobody but the gateway and has no console errors but the `allowed` ones."""
+    context.set_default_timeout(WAIT_MS)
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
+    page.on("request", lambda asked: None if asked.url.startswith(gateway.url) else wrong.append(asked.url))
+    yield page
+    context.close()
+    assert [text for text in wrong if not re.search(allowed, text)] == []
+
+
+@contextmanager
+def chat(browser: Browser, gateway: ToyGateway, *, allowed: str = r"(?!)") -> Iterator[Page]:
+    with watched(browser.new_context(), gateway, allowed=allowed) as page:
+        page.goto(gateway.url)
+        expect(page.locator("#model")).to_have_value("toy", timeout=WAIT_MS)
+        yield page
+
+
+def ask(page: Page, text: str) -> None:
+    page.get_by_label("Your message").fill(text)
+    page.keyboard.press("Enter")
+
+
+def wait_for_answers(page: Page, count: int) -> None:
+    """Until so many answers are complete."""
+    expect(page.locator(".message.assistant[aria-busy=false] .about:visible")).to_have_count(count, timeout=WAIT_MS)
+
+
+# --- chat
+
+
+def test_an_answer_streams_and_says_how_fast_and_over_which_servers(browser: Browser, gateway: ToyGateway) -> None:
+    gateway.serve("attic", "0:15")
+    gateway.serve("cellar", "15:30")
+    gateway.answer, gateway.token_s = "One two **three** four five", 0.15
+    with chat(browser, gateway) as page:
+        ask(page, "Count to five")
+        answer = page.locator(".message.assistant")
+        expect(answer).to_have_attribute("aria-busy", "true", timeout=WAIT_MS)
+        expect(answer.locator(".markdown")).to_contain_text("One two", timeout=WAIT_MS)
+        expect(answer.locator(".markdown")).not_to_contain_text("five", timeout=1)  # it is still being written
+        wait_for_answers(page, 1)
+        expect(answer.locator("strong")).to_have_text("three")
+        expect(answer.locator(".about")).to_contain_text(re.compile(r"\d tokens/s.*first after"))
+        expect(answer.get_by_role("list", name="Route of this answer").locator("li")).to_have_text(
+            ["attic 0–14", "cellar 15–29"]
+        )
+        expect(page.get_by_role("status")).to_have_text("The answer is complete.")
+
+
+def test_stop_keeps_what_was_said_and_hangs_up(browser: Browser, gateway: ToyGateway) -> None:
+    gateway.answer, gateway.token_s = "word " * 500, 0.02
+    with chat(browser, gateway) as page:
+        ask(page, "Talk")
+        expect(page.locator(".message.assistant .markdown")).to_contain_text("word word", timeout=WAIT_MS)
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_text("Stopped.", exact=True).first).to_be_visible()
+        expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+        expect(page.locator(".message.assistant .markdown")).to_contain_text("word word")
+        page.wait_for_timeout(500)
+        assert gateway.hang_ups == 1
+        gateway.answer, gateway.token_s = HELLO, 0.0
+        ask(page, "And again")
+        wait_for_answers(page, 1)
+
+
+def test_escape_stops_too(browser: Browser, gateway: ToyGateway) -> None:
+    gateway.answer, gateway.token_s = "word " * 500, 0.02
+    with chat(browser, gateway) as page:
+        ask(page, "Talk")
+        expect(page.locator(".message.assistant .markdown")).to_contain_text("word word", timeout=WAIT_MS)
+        page.keyboard.press("Escape")
+        expect(page.locator(".message.assistant .note")).to_have_text("Stopped.")
+
+
+def test_an_earlier_message_is_edited_and_what_came_after_it_is_gone(browser: Browser, gateway: ToyGateway) -> None:
+    with chat(browser, gateway) as page:
+        ask(page, "First")
+        wait_for_answers(page, 1)
+        ask(page, "Second")
+        wait_for_answers(page, 2)
+        page.locator(".message.user").first.get_by_role("button", name="Edit").click()
+        field = page.get_by_label("Edit your message")
+        expect(field).to_have_value("First")
+        field.fill("Another first")
+        page.get_by_role("button", name="Send again").click()
+        wait_for_answers(page, 1)
+        expect(page.locator(".message.user .text")).to_have_text(["Another first"])
+        assert gateway.prompts[-1] == [{"role": "user", "content": "Another first"}]
+
+
+def test_regenerate_asks_the_same_again(browser: Browser, gateway: ToyGateway) -> None:
+    with chat(browser, gateway) as page:
+        ask(page, "Question")
+        wait_for_answers(page, 1)
+        gateway.answer = "Something else"
+        page.get_by_role("button", name="Regenerate").click()
+        expect(page.locator(".message.assistant .markdown")).to_have_text("Something else", timeout=WAIT_MS)
+        assert gateway.prompts[0] == gateway.prompts[1]
+
+
+def test_a_conversation_is_kept_in_the_browser_and_found_again(browser: Browser, gateway: ToyGateway) -> None:
+    with chat(browser, gateway) as page:
+        ask(page, "Remember this")
+        wait_for_answers(page, 1)
+        page.reload()
+        expect(page.locator(".message.assistant .markdown")).to_have_text("Hello from the swarm.")
+        page.get_by_role("button", name="New chat").click()
+        expect(page.locator(".message")).to_have_count(0)
+        page.get_by_role("button", name="History").click()
+        page.get_by_role("button", name="Remember this").first.click()
+        ask(page, "More")
+        wait_for_answers(page, 2)
+        said = [message["content"] for message in gateway.prompts[-1]]
+        assert said == ["Remember this", HELLO, "More"]
+        page.get_by_role("button", name="History").click()
+        page.get_by_role("button", name="Delete: Remember this").click()
+        expect(page.get_by_text("None yet.")).to_be_visible()
+
+
+def test_settings_reach_the_model(browser: Browser, gateway: ToyGateway) -> None:
+    with chat(browser, gateway) as page:
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Instructions for the model").fill("Be brief")
+        page.get_by_role("button", name="Done").click()
+        ask(page, "Hi")
+        wait_for_answers(page, 1)
+        assert gateway.prompts[-1][0] == {"role": "system", "content": "Be brief"}
+
+
+def test_what_a_model_writes_is_never_more_than_text(browser: Browser, gateway: ToyGateway) -> None:
+    gateway.answer = (
+        "See <script>alert(1)</script> <img src=x onerror=alert(2)> ![seen](https://evil.example/pixel.png) "
+        "[bad](javascript:alert(3)) [data](data:text/html,x) [good](https://example.org/) "
+        "<iframe src=https://evil.example></iframe> <form action=/x><button>b</button></form>\n\n"
+        "```html\n<b onclick=alert(4)>code</b>\n```\n\n| a |\n|---|\n| <style>*{display:none}</style> |"
+    )
+    with chat(browser, gateway) as page:
+        ask(page, "Attack")
+        wait_for_answers(page, 1)
+        shown = page.locator(".message.assistant .markdown")
+        expect(
+            shown.locator("script, img, iframe, form, style, object, svg, [onclick], [onerror], [style]")
+        ).to_have_count(0)
+        expect(shown.locator("a")).to_have_text(["good"])
+        expect(shown.locator("a")).to_have_attribute("rel", "noopener noreferrer nofollow")
+        expect(shown).to_contain_text("<script>alert(1)</script>")
+        expect(shown.locator("pre")).to_have_text("<b onclick=alert(4)>code</b>")
+
+
+def test_a_cut_off_answer_says_so(browser: Browser, gateway: ToyGateway) -> None:
+    gateway.finish = "length"
+    with chat(browser, gateway) as page:
+        ask(page, "Long")
+        expect(page.locator(".message.assistant .note")).to_contain_text("cut off at its longest length")
+
+
+def test_missing_blocks_are_named_and_another_try_works(browser: Browser, gateway: ToyGateway) -> None:
+    said = "no server serves blocks 4:6 of toy"
+    gateway.refusal = JSONResponse({"error": {"message": said}}, 503, headers={"Retry-After": "5"})
+    with chat(browser, gateway, allowed="503") as page:
+        ask(page, "Hi")
+        expect(page.get_by_role("alert")).to_contain_text(said)
+        page.get_by_role("button", name="Try again").click()
+        wait_for_answers(page, 1)
+        expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_busy_gateway_says_when_to_come_back(browser: Browser, gateway: ToyGateway) -> None:
+    gateway.refusal = JSONResponse({"error": {"message": "busy"}}, 429, headers={"Retry-After": "7"})
+    with chat(browser, gateway, allowed="429") as page:
+        ask(page, "Hi")
+        expect(page.get_by_role("alert")).to_contain_text("Try again in 7 s")
+
+
+def test_an_answer_that_breaks_off_is_kept_and_can_be_asked_for_again(browser: Browser, gateway: ToyGateway) -> None:
+    gateway.breaks_after = 3
+    with chat(browser, gateway) as page:
+        ask(page, "Hi")
+        expect(page.locator(".message.assistant .note")).to_have_text("The answer broke off.")
+        expect(page.locator(".message.assistant .markdown")).to_contain_text("Hello")
+        gateway.breaks_after = None
+        page.get_by_role("button", name="Try again").click()
+        wait_for_answers(page, 1)
+
+
+def test_a_gateway_with_keys_asks_for_one(browser: Browser) -> None:
+    with ToyGateway(api_key="right") as gateway, watched(browser.new_context(), gateway, allowed="401") as page:
+        page.goto(gateway.url)
+        page.get_by_label("Key", exact=True).fill("wrong")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_label("Key", exact=True)).to_have_value("wrong")  # asked again
+        page.get_by_label("Key", exact=True).fill("right")
+        page.get_by_role("button", name="Use this key").click()
+        ask(page, "Hi")
+        wait_for_answers(page, 1)
+        page.goto(f"{gateway.url}/swarm")
+        expect(page.locator(".model")).to_have_count(1)
+
+
+# --- swarm
+
+
+def test_the_swarm_page_lives_while_a_server_is_killed_and_another_joins(browser: Browser, gateway: ToyGateway) -> None:
+    with watched(browser.new_context(), gateway) as page:
+        page.goto(f"{gateway.url}/swarm")
+        expect(page.get_by_text("No server serves this model yet")).to_be_visible()
+        gateway.serve("attic", "0:15")
+        gateway.serve("cellar", "15:30")
+        loads: list[str] = []
+        page.on("framenavigated", lambda frame: loads.append(frame.url))
+        expect(page.locator(".health")).to_have_text("fragile", timeout=WAIT_MS)
+        expect(page.get_by_role("row")).to_have_count(3)
+        gateway.kill("cellar")
+        expect(page.locator(".health")).to_have_text("broken", timeout=WAIT_MS)
+        expect(page.locator(".verdict")).to_contain_text("No server serves blocks 15–29 yet")
+        expect(page.get_by_role("row", name="cellar")).to_contain_text("no answer")
+        gateway.serve("garage", "10:30")
+        expect(page.locator(".health")).to_have_text("fragile", timeout=WAIT_MS)
+        expect(page.get_by_role("img")).to_have_attribute(
+            "aria-label", "Servers of each block: 0–9: one server, 10–14: 2 servers, 15–29: one server"
+        )
+        changes = page.locator("#changes li")
+        expect(changes.nth(0)).to_contain_text("toy is fragile, was broken")
+        expect(changes.nth(1)).to_contain_text("garage joined with blocks 10–29")
+        expect(changes.nth(2)).to_contain_text("toy is broken: no server for blocks 15–29")
+        expect(changes.nth(3)).to_contain_text("cellar does not answer")
+        gateway.serve("shed", "0:30")
+        expect(page.locator(".health")).to_have_text("healthy", timeout=WAIT_MS)
+        assert loads == []
+
+
+def test_a_strangers_name_is_only_text(browser: Browser, gateway: ToyGateway) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    gateway.serve(name, "0:30")
+    with watched(browser.new_context(), gateway) as page:
+        page.goto(f"{gateway.url}/swarm")
+        expect(page.get_by_role("row").nth(1)).to_contain_text(name, timeout=WAIT_MS)
+        expect(page.locator("main img")).to_have_count(0)
+
+
+def test_the_page_says_when_the_gateway_is_gone_and_what_it_shows_then(browser: Browser) -> None:
+    gateway = ToyGateway()
+    with gateway, watched(browser.new_context(), gateway, allowed="ERR_|Failed to load") as page:
+        gateway.serve("attic", "0:30")
+        page.goto(f"{gateway.url}/swarm")
+        expect(page.locator("#live")).to_have_text("Live", timeout=WAIT_MS)
+        gateway.stop()
+        expect(page.locator("#live")).to_have_text("Reconnecting…", timeout=WAIT_MS)
+        expect(page.get_by_role("alert")).to_contain_text("What is shown was true", timeout=WAIT_MS)
+
+
+# --- why is it slow
+
+
+def test_an_answer_leads_to_where_its_time_went(browser: Browser, gateway: ToyGateway) -> None:
+    gateway.serve("attic", "0:15")
+    gateway.serve("cellar", "15:30")
+    gateway.serve("garage", "0:30")
+    gateway.answer, gateway.token_s = "word " * 30, 0.0
+    with chat(browser, gateway) as page:
+        ask(page, "Hi")
+        wait_for_answers(page, 1)
+        page.get_by_role("link", name="Where the time went").click()
+        expect(page.locator("#verdict")).to_contain_text(re.compile(r"A token takes \d+ ms; most of it, .* is"))
+        expect(page.get_by_role("heading", name="Runner-up")).to_be_visible()
+        step = page.locator(".steps details").nth(1)
+        step.locator("summary").focus()
+        page.keyboard.press("Enter")
+        expect(step.locator("tbody th").first).to_have_text("here")
+        expect(step.locator("tbody th").last).to_have_text("back")
+        page.get_by_role("button", name="Show all 61 steps").click()
+        expect(page.locator(".steps li")).to_have_count(61)
+
+
+def test_without_answers_it_says_how_to_get_some(browser: Browser, gateway: ToyGateway) -> None:
+    with watched(browser.new_context(), gateway) as page:
+        page.goto(f"{gateway.url}/slow")
+        expect(page.get_by_text("No answers yet")).to_be_visible()
+
+
+# --- everybody
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_passes_the_accessibility_check(browser: Browser, gateway: ToyGateway, scheme: str) -> None:
+    fill(browser, gateway)
+    context = browser.new_context(color_scheme=scheme, bypass_csp=True)  # the check itself is injected
+    with watched(context, gateway) as page:
+        visit_all(page, gateway, lambda: assert_accessible(page))
+
+
+def test_every_page_fits_a_phone(browser: Browser, gateway: ToyGateway) -> None:
+    fill(browser, gateway)
+    with watched(browser.new_context(viewport=PHONE, has_touch=True, bypass_csp=True), gateway) as page:
+        visit_all(page, gateway, lambda: assert_fits(page))
+        assert_accessible(page)
+
+
+def fill(browser: Browser, gateway: ToyGateway) -> None:
+    """Something of everything: servers alive, dead and alone, a conversation, traces."""
+    gateway.serve("attic", "0:20")
+    gateway.serve("a server with quite a long name, as people like to give them", "10:30")
+    gateway.serve("cellar", "5:25")
+    gateway.answer = (
+        "# Title\n\nSome *text* with `code` and a [link](https://example.org/).\n\n```python\nprint('"
+        + "x" * 200
+        + "')\n"
+        "```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> quoted\n\n1. one\n2. two " + "w" * 100
+    )
+
+
+def visit_all(page: Page, gateway: ToyGateway, check: Callable[[], None]) -> None:
+    page.goto(gateway.url)
+    expect(page.locator("#model")).to_have_value("toy", timeout=WAIT_MS)
+    check()
+    page.get_by_label("Your message").fill("Show me everything")
+    page.get_by_role("button", name="Send", exact=True).click()
+    wait_for_answers(page, 1)
+    check()
+    for button, end in (("Settings", "Done"), ("History", "Close")):
+        page.get_by_role("button", name=button).click()
+        check()
+        page.get_by_role("button", name=end).click()
+    gateway.kill("cellar")
+    page.goto(f"{gateway.url}/swarm")
+    expect(page.locator(".state.silent")).to_have_count(1, timeout=WAIT_MS)
+    check()
+    page.goto(f"{gateway.url}/slow")
+    page.locator(".steps summary").first.click()
+    check()
+
+
+def assert_accessible(page: Page) -> None:
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("async () => (await axe.run()).violations.map(v => [v.id, v.nodes.map(n => n.html)])")
+    assert found == []
+
+
+def assert_fits(page: Page) -> None:
+    """Nothing sticks out to the right: what is wide scrolls in its own box."""
+    wide = page.evaluate(
+        "document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll('body *')]"
+        ".filter(e => e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML.slice(0, 100))"
+    )
+    assert wide == []
+    height = page.evaluate("innerHeight")
+    send = page.locator("#send:visible")
+    if send.count():
+        box = send.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= height
