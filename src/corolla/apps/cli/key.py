@@ -1,4 +1,4 @@
-"""`corolla key`: make the key of a private swarm."""
+"""`corolla key`: make the key of a private swarm, or one for a gateway's callers."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ from corolla.errors import BadInput
 @click.group("key")
 @logging_options("warning")
 def command() -> None:
-    """Make the key of a private swarm.
+    """Make the key of a private swarm, or an API key for a gateway.
 
     Every member gets the same key file and names it with --swarm-key; without it, a peer can neither read nor write
     the swarm's records nor get an answer from its members.
@@ -30,6 +30,20 @@ def new() -> None:
 
     _keep_private(sys.stdout.fileno())
     click.echo(new_key().line())
+
+
+@command.command("api")
+@click.argument("name")
+def api(name: str) -> None:
+    """Print the line of a new API key: `corolla key api alice >> api.keys`.
+
+    The key itself is shown once, on standard error; the file holds its hash. NAME tells keys apart in logs.
+    """
+    from corolla.apps.gateway.keys import line_for, new_key
+
+    key = new_key()
+    click.echo(line_for(name, key))
+    click.echo(f"the key of {name}, shown only now: {key}", err=True)
 
 
 def _keep_private(output: int) -> None:

@@ -24,11 +24,12 @@ COMMANDS: dict[str, str] = {
     "bootstrap": "Be a peer that others join, without a model.",
     "generate": "Continue a prompt, or answer it, with a model served by a swarm.",
     "chat": "Hold a conversation with a model served by a swarm.",
+    "gateway": "Answer OpenAI's API over a swarm, with pages that show it.",
     "status": "Show who serves which models, and whether they are whole.",
     "route": "Show which servers a session would use now, and what each of them costs.",
     "inspect": "Tell what a model is and takes: family, blocks, memory, download, cache, possible cuts.",
     "doctor": "Check this machine and its place in a swarm.",
-    "key": "Make the key of a private swarm.",
+    "key": "Make the key of a private swarm, or an API key for a gateway.",
     "demo": "Run a small real model over three server processes on this machine.",
     "bench": "Measure what a hop, a decoded token and a start cost, side by side with plain transformers.",
 }

@@ -19,6 +19,8 @@ from corolla.models.checkpoint import Checkpoint
 from corolla.models.fingerprint import fingerprint
 from corolla.models.source import open_model_source
 from corolla.models.source_options import SourceOptions
+from corolla.models.tensors import TORCH_DTYPES
+from corolla.wire.tensors import DType
 
 UNKNOWN_CONTEXT_TOKENS: Final = 8192
 """For a model whose config does not say; as much as a server takes by default."""
@@ -49,11 +51,12 @@ class GatewayModel:
         return template if isinstance(template, str) else None
 
 
-def load_models(names: Sequence[str], *, dtype: torch.dtype | None, source: SourceOptions) -> dict[str, GatewayModel]:
+def load_models(names: Sequence[str], *, dtype: str | None, source: SourceOptions) -> dict[str, GatewayModel]:
     """Local halves by display name. Raises BadInput for a model that cannot be read, or one named twice."""
+    chosen = None if dtype is None else TORCH_DTYPES[cast("DType", dtype)]
     models: dict[str, GatewayModel] = {}
     for name in names:
-        model = load_model(open_model_source(name, source, has_tokenizer=True), dtype=dtype)
+        model = load_model(open_model_source(name, source, has_tokenizer=True), dtype=chosen)
         if model.name in models:
             raise BadInput(f"two models are called {model.name}: a request could not say which one it means")
         models[model.name] = model

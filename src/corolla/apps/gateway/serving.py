@@ -1,0 +1,104 @@
+"""A gateway from start to end: joins the swarm, loads the models' local halves, answers until told to stop."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from corolla.apps.gateway.config import GatewayConfig
+from corolla.apps.gateway.http_server import bind, serving, url_of
+from corolla.apps.gateway.keys import ApiKey
+from corolla.client.config import ClientConfig
+from corolla.client.swarm import join_swarm
+from corolla.errors import BadInput, SwarmError
+from corolla.models.source_options import SourceOptions
+from corolla.net.libp2p.addresses import HostPort
+from corolla.net.libp2p.config import NetworkConfig
+from corolla.net.libp2p.transport import open_transport
+from corolla.swarm.announcement import ModelEntry
+
+if TYPE_CHECKING:
+    from corolla.apps.gateway.models import GatewayModel
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """Which models, where from, and at which address."""
+
+    models: Sequence[str]
+    listen: HostPort
+    source: SourceOptions
+    dtype: str | None = None
+    is_for_anyone: bool = False
+    """Listening beyond this machine without keys was meant."""
+
+
+def checked(options: GatewayOptions, config: GatewayConfig) -> None:
+    """Raises BadInput for a gateway that strangers could use and nobody meant them to."""
+    if options.listen.host in LOOPBACK or config.keys.by_hash or options.is_for_anyone:
+        return
+    raise BadInput(
+        f"on {options.listen.host} anybody who reaches this machine could use the gateway: pass --api-keys FILE "
+        "(`corolla key api NAME` makes a key), or --no-keys if that is what you want"
+    )
+
+
+async def run_gateway(
+    options: GatewayOptions, config: GatewayConfig, client: ClientConfig, network: NetworkConfig,
+    peers: Sequence[str], *, stop: asyncio.Event, on_ready: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Serve until `stop` is set. Raises BadInput, NoPeers, or SwarmError when network or server end by themselves."""
+    checked(options, config)
+    async with AsyncExitStack() as stack:
+        own = stack.enter_context(bind(options.listen))
+        transport = await stack.enter_async_context(open_transport(network))
+        # The daemon comes up and joins while torch is imported and the local halves are read.
+        loading = asyncio.create_task(asyncio.to_thread(partial(_load, options)))
+        swarm = await stack.enter_async_context(join_swarm(transport, peers, client))
+        models = await loading
+
+        from corolla.apps.gateway.app import create_app
+        from corolla.apps.gateway.gateway import Gateway
+        from corolla.apps.gateway.observer import Observer
+        from corolla.apps.gateway.pages import page_routes
+        from corolla.apps.gateway.state import state_routes
+
+        gateway = Gateway(swarm, models, config)
+        stack.push_async_callback(gateway.close)
+        entries = [
+            ModelEntry(name=name, fingerprint=model.served.fingerprint, num_blocks=model.served.num_blocks)
+            for name, model in models.items()
+        ]
+        observer = Observer(transport, served=entries)
+        keeper = asyncio.create_task(observer.keep_observed())
+        stack.callback(keeper.cancel)
+        app = create_app(gateway, [*page_routes(), *state_routes(observer, gateway.traces, _owner)])
+        server = await stack.enter_async_context(serving(app, own, head_timeout_s=config.body_timeout_s))
+        on_ready(url_of(own))
+        stopped = asyncio.create_task(stop.wait())
+        stack.callback(stopped.cancel)
+        await asyncio.wait((stopped, server, keeper), return_when=asyncio.FIRST_COMPLETED)
+        for ended, what in ((keeper, "watching the swarm"), (server, "the HTTP server")):
+            if ended.done() and not stop.is_set():
+                raise SwarmError(f"{what} ended by itself") from ended.exception()
+
+
+def _load(options: GatewayOptions) -> "dict[str, GatewayModel]":
+    from corolla.apps.gateway.models import load_models
+
+    return load_models(options.models, dtype=options.dtype, source=options.source)
+
+
+async def _owner(request: Request) -> str:
+    """Whose answers a caller may look into; the guard has asked for the key."""
+    key: ApiKey = request.state.key
+    return key.id
