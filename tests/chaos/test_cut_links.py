@@ -114,3 +114,29 @@ def test_a_server_is_lost_while_a_link_swallows_the_prompt(want: Want, victim: s
         swarm.network.freeze(peer(swarm, victim))
 
     live_through(cut_and_freeze, want, substitute_for=victim)
+
+
+@pytest.mark.parametrize("delay_s", [0.02 * number for number in range(1, 16)])
+def test_a_rebuild_through_the_client_may_itself_be_interrupted(delay_s: float) -> None:
+    """What the client had passed on by then is a beginning only: it must not be taken for the whole history."""
+
+    async def scenario() -> None:
+        rng, history = random.Random(1), list[int]()
+        async with MemorySwarm(num_blocks=NUM_BLOCKS, conditions=LinkConditions(LATENCY_S)) as swarm:
+            for name, span in SPANS.items():
+                await swarm.serve(name, span)
+            client = await swarm.client("client", CONFIG)
+            async with client.open_session(swarm.model, max_tokens=100) as session:
+                await write(session, history, "last", rng)
+                cut(swarm, "b", "c")
+                await write(session, history, "last", rng)  # from now on through the client, which kept nothing so far
+                for name, span in SPANS.items():
+                    await swarm.serve(f"another {name}", span)
+                swarm.network.kill(peer(swarm, "c"))
+                writing = asyncio.create_task(write(session, history, "last", rng))
+                await asyncio.sleep(delay_s)
+                swarm.network.kill(peer(swarm, "a"))
+                await writing
+                await write(session, history, "all", rng)
+
+    run_virtual(scenario(), limit_s=LIMIT_S)

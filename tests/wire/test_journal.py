@@ -152,3 +152,31 @@ def test_positions_that_went_another_way_leave_a_gap() -> None:
     assert (journal.first_position, journal.history_end, journal.nbytes) == (5, 5, 0)
     with pytest.raises(AssertionError):
         add(journal, 0, 5, [[1]])
+
+
+def test_what_may_yet_be_forgotten_is_not_folded() -> None:
+    """A prompt of more steps than are kept as they were fails at its last one: none of it ever counted."""
+    journal = Journal(HUGE)
+    add(journal, 0, 0, [[1, 2], [3, 4]])
+    journal.forgettable_from = 1
+    add(journal, 1, 1, [[5], [6]], trim_to=1, rows=[1, 0])
+    for step_no in range(2, MAX_RECENT + 5):
+        add(journal, step_no, step_no, [[7], [8]])
+    journal.forget(1)
+    assert replayed(everything(journal)) == [[1, 2], [3, 4]]
+    assert journal.covers(0)
+    assert not journal.covers(1)
+
+
+def test_a_journal_covers_a_step_when_nothing_before_it_is_missing() -> None:
+    journal = Journal(HUGE)
+    assert journal.covers(-1), "there is nothing to hold yet"
+    assert not journal.covers(0)
+    add(journal, 3, 5, [[9]])
+    assert not journal.covers(3), "five positions before it are missing"
+    whole = Journal(HUGE)
+    add(whole, 0, 0, [[1, 2, 3, 4, 5]])
+    add(whole, 3, 5, [[9]])
+    assert whole.covers(3)
+    whole.skip(6)
+    assert not whole.covers(3)

@@ -21,6 +21,9 @@ from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
 
 log = logging.getLogger(__name__)
 
+AWAIT_SIGN_S = 60.0
+"""How long the stream to a server that fell silent is listened to: if it speaks again, it was called dead wrongly."""
+
 
 @dataclass(frozen=True, slots=True)
 class HopLimits:
@@ -46,6 +49,10 @@ class Listener(Protocol):
         """A hop that stands by has come further: see `hop.opened`."""
         ...
 
+    def on_false_alarm(self, hop: "Hop") -> None:
+        """A hop that was lost because its server fell silent: that server lives."""
+        ...
+
 
 class ServerLink:
     """The control stream to one server; ends everything that hangs on it when the server is lost."""
@@ -57,14 +64,21 @@ class ServerLink:
         limits: HopLimits,
         liveness: Liveness,
         on_heartbeat: Callable[[PeerId, PeerLife], None] = lambda _peer, _life: None,
+        on_false_alarm: Callable[[PeerId], None] = lambda _peer: None,
     ) -> None:
-        """`on_heartbeat`: what heartbeats tell of the server's line and of the way to it, each time."""
+        """`on_heartbeat`: what heartbeats tell of the server's line and of the way to it, each time.
+
+        `on_false_alarm`: a server that had been called dead was heard.
+        """
         self.peer = peer
         self.transport = transport
         self.limits = limits
         self.error: SwarmError | None = None
         self._liveness = liveness
         self._on_heartbeat = on_heartbeat
+        self._on_false_alarm = on_false_alarm
+        self._fallen_silent: list[Hop] = []
+        """Those that were lost because nothing was heard."""
         self._hops: dict[SessionId, Hop] = {}
         self._watch: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
@@ -107,13 +121,26 @@ class ServerLink:
     async def _keep_alive(self, life: PeerLife) -> None:
         try:
             await keep_alive(life)
-        except HopFailed as lost:
-            self._lost(lost)
+        except HopFailed as silent:
+            self._fall_silent(silent)
+
+    def _fall_silent(self, error: HopFailed) -> None:
+        """Take leave of the server, but listen: an answer says that it was alive all the time."""
+        channel, self._channel = self._channel, None
+        self._fallen_silent = list(self._hops.values())
+        if channel is not None:
+            for hop in self._fallen_silent:
+                channel.send(wire.Close(session=hop.session))
+            asyncio.get_running_loop().call_later(AWAIT_SIGN_S, channel.close)
+        self._lost(error)
 
     def _closed(self, error: SwarmError | None) -> None:
         self._lost(error or HopFailed(self.peer, "closed by this client"))
 
     def _on_message(self, message: wire.AnyMessage) -> None:
+        if self.error is not None:
+            self._raise_false_alarm()
+            return
         match message:
             case wire.Opened() | wire.Refused() | wire.Close() | wire.HopLost() | wire.LinkDown():
                 if (hop := self._hops.get(message.session)) is not None:
@@ -127,6 +154,15 @@ class ServerLink:
                     hop.listener.on_drain(hop, message.deadline_s)
             case _:
                 raise RemoteProtocolError(f"a server sent {type(message).__name__} on the control stream")
+
+    def _raise_false_alarm(self) -> None:
+        hops, self._fallen_silent = self._fallen_silent, []
+        if not hops:
+            return
+        log.warning("a server called dead is alive", extra={"peer": short(self.peer)})
+        self._on_false_alarm(self.peer)
+        for hop in hops:
+            hop.listener.on_false_alarm(hop)
 
     def _lost(self, error: SwarmError) -> None:
         if self.error is not None:

@@ -18,7 +18,7 @@ from corolla.client.ring import PlacesFailed, Ring
 from corolla.client.steps import Steps
 from corolla.client.substitutes import POLL_S, Substitutes
 from corolla.clock import loop_time
-from corolla.errors import LinkDown, NoRoute, SwarmError
+from corolla.errors import LinkDown, MissingBlocks, NoRoute, Refused, SessionLost, SwarmError
 from corolla.ids import PeerId, short
 
 log = logging.getLogger(__name__)
@@ -125,6 +125,7 @@ class Mender:
         `must`: also when nobody is lost. `may_wait`: for servers, where nothing covers a block.
         """
         deadline = loop_time() + (self._wait_s if may_wait else 0.0)
+        self._substitutes.begin()
         problem: SwarmError | None = None
         tried: set[PeerId] = set()
         while True:
@@ -140,10 +141,18 @@ class Mender:
                 self._substitutes.leave_out(failed.errors)
                 if tried.issuperset(failed.errors):  # nobody new: give the swarm time
                     if loop_time() >= deadline:
-                        raise problem from failed
+                        raise (_gap_of(failed) if may_wait else problem) from failed
+                    self._substitutes.tell_waiting(failed.blocks)
                     await asyncio.sleep(POLL_S)
                 tried.update(failed.errors)
             except NoRoute:
                 if problem is None or may_wait:
                     raise
                 raise problem from None  # there was a chain, and it said no: that is what the user must hear
+
+
+def _gap_of(failed: PlacesFailed) -> SwarmError:
+    """What it comes to that nobody took these places in all the time: a healthy server's no, or no server at all."""
+    if isinstance(failed.error, Refused) and not isinstance(failed.error, SessionLost):
+        return failed.error
+    return MissingBlocks(failed.blocks, f"those that were announced do not answer: {failed.error}")

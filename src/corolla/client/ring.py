@@ -59,10 +59,11 @@ class SwarmAccess(Protocol):
 
 
 class PlacesFailed(Exception):
-    """Taking a route failed at these servers; others may do."""
+    """Taking a route failed at these servers, asked for these blocks; others may do."""
 
-    def __init__(self, errors: Mapping[PeerId, SwarmError]) -> None:
+    def __init__(self, errors: Mapping[PeerId, SwarmError], blocks: Sequence[int]) -> None:
         self.errors = errors
+        self.blocks = blocks
         self.error = next(iter(errors.values()))
         super().__init__(str(self.error))
 
@@ -128,9 +129,13 @@ class Ring:
     def push(self, pending: Pending, at: int, hidden: WireTensor) -> None:
         """To the head of the segment that begins at block `at`."""
         pending.at = at
-        step = replace(pending.step, hidden=hidden, want=self.want_at(pending, at), route_version=self.version)
+        step = replace(
+            pending.step, hidden=hidden, want=self.want_at(pending, at), route_version=self.version,
+            timings=pending.timings if at else [],
+        )  # fmt: skip
         journal = self.heads[at]
         if step.step_no > journal.last_step_no:
+            journal.forgettable_from = self._steps.next_no
             journal.add(step)
         self.hop_at(at).push(step)
 
@@ -193,7 +198,7 @@ class Ring:
         self._follow_borders(places)
         while True:
             held = await self._open_all(places)
-            whole = {start: journal.first_position == 0 for start, journal in self.heads.items()}
+            whole = {start: journal.covers(last_answered) for start, journal in self.heads.items()}
             rebuilt = must_rebuild(places, held, whole, last_answered)
             fresh = {index for index, place in enumerate(places) if place.is_fresh}
             if rebuilt == fresh:
@@ -211,7 +216,7 @@ class Ring:
         position = self._steps.position
         ask = self._ask([*self.places[:index], Place(hop.peer, hop.start, hop.end), *self.places[index + 1 :]], index)
         await hop.open(replace(ask, is_fresh=True, standby=True, hold=True))
-        if hop.start in self.heads and self.heads[hop.start].first_position > 0:
+        if hop.start in self.heads and not self.heads[hop.start].covers(self._steps.last_answered):
             raise MissingBlocks(list(range(hop.start, hop.end)), "its history has to come round from the start")
         if hop.start in self.heads:
             await hop.connect()
@@ -240,7 +245,7 @@ class Ring:
         """All hops at once, under a new route version. Raises PlacesFailed, naming all that will not."""
         self.version += 1
         hops = _all_or_failed(
-            [place.peer for place in places],
+            places,
             await asyncio.gather(*(self._hop_for(place) for place in places), return_exceptions=True),
         )
         for old in self.hops:
@@ -257,7 +262,7 @@ class Ring:
                 self.drop(hop, answer)
         return [
             Held(opened.cached_tokens, opened.last_step_no, opened.journal_from)
-            for opened in _all_or_failed([hop.peer for hop in hops], answers)
+            for opened in _all_or_failed(places, answers)
         ]
 
     async def _hop_for(self, place: Place) -> Hop:
@@ -303,11 +308,11 @@ class Ring:
         for hop, outcome in zip(hops, outcomes, strict=True):
             if isinstance(outcome, _MAY_DO_ELSEWHERE):
                 self.drop(hop, outcome)
-        _all_or_failed([hop.peer for hop in hops], outcomes)
+        _all_or_failed(hops, outcomes)
 
     async def _resend(self, places: Sequence[Place], held: Sequence[Held], *, live_from: int) -> None:
         """Give every place what it lacks: history to the fresh ones, live steps to those that missed them."""
-        self._begin_refeeding(places)
+        self._begin_refeeding(places, last_answered=live_from - 1)
         for order in plan_resends(places, held, self.heads):
             self._order_replay(order.index, order.from_position, order.from_step, live_from)
         for head, journal in self.heads.items():
@@ -360,13 +365,13 @@ class Ring:
         want = step.want if pending is None else self.want_at(pending, hop.start)
         hop.push(replace(step, want=want, route_version=self.version))
 
-    def _begin_refeeding(self, places: Sequence[Place]) -> None:
+    def _begin_refeeding(self, places: Sequence[Place], *, last_answered: int) -> None:
         """Where the client stands between two servers and has not kept all it passed on, a rebuilt server is fed by
         replaying everything from the start; what comes back from each segment goes on to the next."""
         gaps = [
             place.start
             for place in places
-            if place.is_fresh and place.start in self.heads and self.heads[place.start].first_position > 0
+            if place.is_fresh and place.start in self.heads and not self.heads[place.start].covers(last_answered)
         ]
         self._refed = {head for head in self.heads if 0 < head <= max(gaps, default=0)}
         self._replaying = {}
@@ -388,17 +393,19 @@ _MAY_DO_ELSEWHERE = (HopFailed, CacheFull, Overloaded, SessionLost, RemoteProtoc
 """What one server's failure to take a place looks like; everything else is our own mistake."""
 
 
-def _all_or_failed(peers: Sequence[PeerId], outcomes: Sequence[T | BaseException]) -> list[T]:
+def _all_or_failed(places: Sequence[Place | Hop], outcomes: Sequence[T | BaseException]) -> list[T]:
     """The results. Raises what is our own mistake, else PlacesFailed with every server's error."""
     results: list[T] = []
     errors: dict[PeerId, SwarmError] = {}
-    for peer, outcome in zip(peers, outcomes, strict=True):
+    blocks: list[int] = []
+    for place, outcome in zip(places, outcomes, strict=True):
         if isinstance(outcome, _MAY_DO_ELSEWHERE):
-            errors[peer] = outcome
+            errors[place.peer] = outcome
+            blocks += range(place.start, place.end)
         elif isinstance(outcome, BaseException):
             raise outcome
         else:
             results.append(outcome)
     if errors:
-        raise PlacesFailed(errors)
+        raise PlacesFailed(errors, blocks)
     return results

@@ -60,6 +60,8 @@ class Session:
         """Of the last step, one for each hop in order."""
         self.chunk_timings: list[list[wire.HopTiming]] = []
         """The same for every step of the last run, which has several when a prompt goes in chunks."""
+        self.false_alarms = 0
+        """How often a server was given up for its silence, and was heard again. Each cost time, and no text."""
         self._config = config
         self._router = swarm.router(model)
         self._steps = steps = Steps(max_tokens, max_rows)
@@ -69,7 +71,7 @@ class Session:
         self._lock = asyncio.Lock()
         """Held while steps are under way."""
         substitutes = Substitutes(swarm, model, config, tokens_needed=max_tokens * max_rows)
-        self._mover = Mover(swarm, ring, steps, substitutes, self._lock)
+        self._mover = Mover(swarm, model, ring, steps, substitutes, self._lock)
         self._mender = Mender(ring, steps, substitutes, self._mover, wait_s=config.wait_for_servers_s)
         self._news = asyncio.Event()
         """An output or a fault has come."""
@@ -214,8 +216,12 @@ class Session:
     def _note_times(self, done: Sequence[Pending]) -> None:
         self.chunk_timings = [pending.output.timings for pending in done if pending.output is not None]
         self.timings, last = self.chunk_timings[-1], done[-1]
-        for place, timing in zip(self._ring.places, self.timings, strict=False):
+        if len(self.timings) != len(self._ring.places):
+            return  # of a step that was under way while the route changed: whose times they are is not sure
+        for place, timing in zip(self._ring.places, self.timings, strict=True):
             self._router.saw_step(place.peer, timing, num_blocks=place.end - place.start, num_tokens=last.num_tokens)
+        if last.num_tokens == 1:
+            self._mover.on_decode_step(self.timings, self.rows)
 
     # --- what hops report (`Listener`)
 
@@ -237,6 +243,7 @@ class Session:
         following = self._ring.head_after(pending.at)
         if following is not None:
             assert output.hidden is not None
+            pending.timings = output.timings
             self._ring.push(pending, following, output.hidden)
         else:
             pending.output = output
@@ -259,3 +266,6 @@ class Session:
 
     def on_progress(self, hop: Hop) -> None:
         self._ring.progress.set()
+
+    def on_false_alarm(self, hop: Hop) -> None:
+        self.false_alarms += 1

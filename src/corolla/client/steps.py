@@ -11,7 +11,7 @@ already answers from what it kept. A step under way is *pushed* or not yet, and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from corolla.errors import BadInput
 from corolla.wire import messages as wire
@@ -41,6 +41,8 @@ class Pending:
     num_tokens: int
     want: wire.Want
     at: int = 0
+    timings: list[wire.HopTiming] = field(default_factory=list[wire.HopTiming])
+    """Of the segments that it has passed."""
     is_pushed: bool = False
     output: wire.Output | None = None
 

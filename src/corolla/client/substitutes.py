@@ -8,10 +8,11 @@ from corolla.client.config import ClientConfig
 from corolla.client.recovery import Place, lost_runs, replace_lost
 from corolla.client.ring import SwarmAccess
 from corolla.client.router import ServedModel
+from corolla.client.slowness import is_worth
 from corolla.clock import loop_time
-from corolla.errors import HopFailed, MissingBlocks, RemoteProtocolError, SwarmError
+from corolla.errors import HopFailed, MissingBlocks, RemoteProtocolError, SwarmError, as_ranges
 from corolla.ids import PeerId, short
-from corolla.swarm.route import Route
+from corolla.swarm.route import Route, RouteHop, price_route
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +28,11 @@ class Substitutes:
         """Servers that said they leave: not chosen any more."""
         self._swarm = swarm
         self._model = model
+        self._cost = config.cost
         self._shun_s = config.shun_s
         self._tokens_needed = tokens_needed
         self._shunned: dict[PeerId, float] = {}
+        self._is_told = False
 
     async def wait_for(self, places: Sequence[Place], lost: set[int], deadline: float) -> list[Place]:
         """The places with others in the lost ones' stead; the whole route when there is none yet.
@@ -38,17 +41,24 @@ class Substitutes:
         """
         for index in lost:
             self.shun(places[index].peer)
-        is_told = False
         while True:
             try:
                 return await self._choose(places, lost)
             except MissingBlocks as missing:
                 if loop_time() >= deadline:
                     raise
-                if not is_told:
-                    log.warning("no server for blocks %s: waiting for one", missing.blocks)
-                    is_told = True
+                self.tell_waiting(missing.blocks)
                 await asyncio.sleep(POLL_S)
+
+    def begin(self) -> None:
+        """A recovery begins."""
+        self._is_told = False
+
+    def tell_waiting(self, blocks: Sequence[int]) -> None:
+        """Say, once in a recovery, what is waited for."""
+        if not self._is_told:
+            log.warning("no server for block(s) %s: waiting for one", as_ranges(blocks))
+            self._is_told = True
 
     async def find(self, blocks: range, *, without: frozenset[PeerId], spare_shunned: bool = True) -> Route:
         """A route over these blocks, past all that are left out. Raises MissingBlocks."""
@@ -60,6 +70,14 @@ class Substitutes:
             tokens_needed=self._tokens_needed,
             without=without | shunned | self.draining,
         )
+
+    def is_better_than(self, place: Place, route: Route) -> bool:
+        """Whether this route over the place's blocks costs so much less that moving is worth it."""
+        view = self._swarm.router(self._model).usable_view()
+        here = price_route(
+            view, [RouteHop(place.peer, place.start, place.end)], self._cost, tokens_needed=self._tokens_needed
+        )
+        return here is None or is_worth(here.total_s - here.penalty_s, route.cost_s)
 
     def leave_out(self, errors: Mapping[PeerId, SwarmError]) -> None:
         """These would not take their place."""

@@ -33,6 +33,8 @@ class Swarm:
     def __init__(self, transport: Transport, config: ClientConfig, *, rng: random.Random | None = None) -> None:
         self.transport = transport
         self.config = config
+        self.false_alarms = 0
+        """How often a server that had been called dead was heard again. Each cost time, and no text."""
         self._rng = rng or random.Random()  # noqa: S311 - spreads load, keeps no secret
         self._routers: dict[Fingerprint, Router] = {}
         self._latest: dict[Fingerprint, Route] = {}
@@ -100,7 +102,9 @@ class Swarm:
         async with self._dialling.setdefault(peer, asyncio.Lock()):
             link = self._links.get(peer)
             if link is None or link.error is not None:
-                link = ServerLink(self.transport, peer, self._limits, self.config.liveness, self._heard)
+                link = ServerLink(
+                    self.transport, peer, self._limits, self.config.liveness, self._heard, self._count_false_alarm
+                )
                 await link.connect()
                 self._links[peer] = link
             return link
@@ -112,6 +116,9 @@ class Swarm:
                 router.saw_queue(peer, life.peer_queue_s)
                 if life.rtt_s is not None:
                     router.saw_rtt(peer, life.rtt_s)
+
+    def _count_false_alarm(self, _peer: PeerId) -> None:
+        self.false_alarms += 1
 
     async def close(self) -> None:
         for router in self._routers.values():

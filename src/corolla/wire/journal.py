@@ -4,7 +4,8 @@ The newest steps are kept as they were sent, to be sent again under the same num
 history that they amount to: trims cut it, row gathers reorder it, new positions are appended. Replaying it is one
 long prefill of what still counts, in chunks, and not a rerun of every step ever made.
 
-    add(step)                  keep it; the oldest of more than `MAX_RECENT` is folded
+    add(step)                  keep it; the oldest of more than `MAX_RECENT` is folded, unless it may yet be forgotten
+    forget(from_step)          drop the newest: they never counted
     recent(from_step)          the newest steps from that number on, unchanged
     replay(from_position, …)   the history as steps marked `replay`, then nothing: `recent` follows
 
@@ -43,6 +44,8 @@ class Journal:
         """Where the history begins; above 0 it has a gap and can no longer build a cache from nothing."""
         self.last_step_no = -1
         self.max_bytes = max_bytes
+        self.forgettable_from: int | None = None
+        """Steps from this number on may yet be forgotten: until it is higher, they are not folded."""
         self._recent: deque[Step] = deque()
         self._segments: list[_Segment] = []
         self._folded_step_no = -1
@@ -65,7 +68,7 @@ class Journal:
         self.last_step_no = step.step_no
         self._recent.append(step)
         self._nbytes += step.hidden.nbytes
-        while len(self._recent) > MAX_RECENT:
+        while len(self._recent) > MAX_RECENT and not self._may_be_forgotten(self._recent[0]):
             self._fold(self._recent.popleft())
         while self._nbytes > self.max_bytes and len(self._recent) + len(self._segments) > 1:
             if not self._segments:
@@ -92,6 +95,11 @@ class Journal:
         self._segments.clear()
         self._nbytes = 0
         self.first_position = num_tokens
+
+    def covers(self, step_no: int) -> bool:
+        """Whether a cache that holds every step up to this one can be built from it, out of nothing."""
+        has_no_gap = not self._recent or self._recent[0].position <= self.history_end
+        return self.first_position == 0 and has_no_gap and self.last_step_no >= step_no
 
     def recent(self, from_step: int) -> list[Step]:
         """The newest steps, from this number on, as they were sent; those that are folded are not among them."""
@@ -121,6 +129,9 @@ class Journal:
         """Merge what can be merged: called before a replay, whose steps then are as long as they may be."""
         self._segments = _merge_runs(self._segments)
         self._count()
+
+    def _may_be_forgotten(self, step: Step) -> bool:
+        return self.forgettable_from is not None and step.step_no >= self.forgettable_from
 
     def _fold(self, step: Step) -> None:
         if step.trim_to is not None:
