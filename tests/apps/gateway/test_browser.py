@@ -137,7 +137,7 @@ def test_an_earlier_message_is_edited_and_what_came_after_it_is_gone(browser: Br
         page.get_by_role("button", name="Send again").click()
         wait_for_answers(page, 1)
         expect(page.locator(".message.user .text")).to_have_text(["Another first"])
-        assert gateway.prompts[-1] == [{"role": "user", "content": "Another first"}]
+        assert gateway.bodies[-1]["messages"] == [{"role": "user", "content": "Another first"}]
 
 
 def test_regenerate_asks_the_same_again(browser: Browser, gateway: ToyGateway) -> None:
@@ -147,7 +147,7 @@ def test_regenerate_asks_the_same_again(browser: Browser, gateway: ToyGateway) -
         gateway.answer = "Something else"
         page.get_by_role("button", name="Regenerate").click()
         expect(page.locator(".message.assistant .markdown")).to_have_text("Something else", timeout=WAIT_MS)
-        assert gateway.prompts[0] == gateway.prompts[1]
+        assert gateway.bodies[0] == gateway.bodies[1]
 
 
 def test_a_conversation_is_kept_in_the_browser_and_found_again(browser: Browser, gateway: ToyGateway) -> None:
@@ -162,7 +162,7 @@ def test_a_conversation_is_kept_in_the_browser_and_found_again(browser: Browser,
         page.get_by_role("button", name="Remember this").first.click()
         ask(page, "More")
         wait_for_answers(page, 2)
-        said = [message["content"] for message in gateway.prompts[-1]]
+        said = [message["content"] for message in gateway.bodies[-1]["messages"]]
         assert said == ["Remember this", HELLO, "More"]
         page.get_by_role("button", name="History").click()
         page.get_by_role("button", name="Delete: Remember this").click()
@@ -173,10 +173,13 @@ def test_settings_reach_the_model(browser: Browser, gateway: ToyGateway) -> None
     with chat(browser, gateway) as page:
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("Instructions for the model").fill("Be brief")
+        page.get_by_label("Temperature").fill("0.5")
         page.get_by_role("button", name="Done").click()
         ask(page, "Hi")
         wait_for_answers(page, 1)
-        assert gateway.prompts[-1][0] == {"role": "system", "content": "Be brief"}
+        assert gateway.bodies[-1]["messages"][0] == {"role": "system", "content": "Be brief"}
+        assert gateway.bodies[-1]["temperature"] == 0.5
+        assert "max_completion_tokens" not in gateway.bodies[-1]  # the gateway knows better
 
 
 def test_what_a_model_writes_is_never_more_than_text(browser: Browser, gateway: ToyGateway) -> None:
@@ -207,11 +210,11 @@ def test_a_cut_off_answer_says_so(browser: Browser, gateway: ToyGateway) -> None
 
 
 def test_missing_blocks_are_named_and_another_try_works(browser: Browser, gateway: ToyGateway) -> None:
-    said = "no server serves blocks 4:6 of toy"
-    gateway.refusal = JSONResponse({"error": {"message": said}}, 503, headers={"Retry-After": "5"})
+    error = {"message": "no server serves blocks 4:6", "code": "missing_blocks", "blocks": [4, 5]}
+    gateway.refusal = JSONResponse({"error": error}, 503, headers={"Retry-After": "5"})
     with chat(browser, gateway, allowed="503") as page:
         ask(page, "Hi")
-        expect(page.get_by_role("alert")).to_contain_text(said)
+        expect(page.get_by_role("alert")).to_contain_text("No server serves blocks 4–5 yet.")
         page.get_by_role("button", name="Try again").click()
         wait_for_answers(page, 1)
         expect(page.get_by_role("alert")).to_be_hidden()

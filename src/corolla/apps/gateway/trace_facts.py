@@ -1,4 +1,4 @@
-"""Traces as facts for programs: `/api/v1/traces`, the last chunk of a streamed answer, `corolla trace --json`."""
+"""Traces as facts for programs: `/api/v1/traces`, which `corolla trace --json` repeats."""
 
 from typing import Any
 
@@ -30,16 +30,6 @@ def whole(trace: AnswerTrace) -> dict[str, Any]:
         "runner_up": None if trace.runner_up is None else route_as_json(trace.runner_up),
         "num_first_steps": trace.num_first_steps,
         "steps": [_step_as_json(step) for step in trace.steps],
-    }
-
-
-def for_the_caller(trace: AnswerTrace) -> dict[str, Any]:
-    """What the last chunk of an answer says under `corolla`: how it came about."""
-    return {
-        "trace_id": trace.id,
-        "tokens_per_s": trace.tokens_per_s,
-        "first_token_s": trace.first_token_s,
-        "route": None if trace.route is None else route_as_json(trace.route)["hops"],
     }
 
 

@@ -26,7 +26,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from corolla.apps.gateway import trace_facts
 from corolla.apps.gateway.observer import Observer, ObserverConfig
 from corolla.apps.gateway.pages import page_routes
 from corolla.apps.gateway.state import state_routes
@@ -56,8 +55,8 @@ class ToyGateway:
         """Said once instead of an answer."""
         self.breaks_after: int | None = None
         """The connection is cut after so many tokens."""
-        self.prompts: list[list[dict[str, str]]] = []
-        """Of every request, in order."""
+        self.bodies: list[dict[str, Any]] = []
+        """Of every chat request, in order."""
         self.hang_ups = 0
         self.url = ""
         self._rng = random.Random(7)  # noqa: S311 - makes up times
@@ -137,8 +136,7 @@ class ToyGateway:
 
     async def _chat(self, request: Request) -> Response:
         await self._authorize(request)
-        body = await request.json()
-        self.prompts.append(body["messages"])
+        self.bodies.append(await request.json())
         refusal, self.refusal = self.refusal, None
         if refusal is not None:
             return refusal
@@ -153,17 +151,17 @@ class ToyGateway:
                 if number == self.breaks_after:
                     return
                 await asyncio.sleep(self.token_s)
-                await self._note(trace, is_first=number == 0)
+                await self._trace(trace, is_first=number == 0)
                 yield _chunk(choices=[{"index": 0, "delta": {"content": token}, "finish_reason": None}])
             is_whole = True
         finally:
             self.hang_ups += not is_whole and self.breaks_after is None
             trace.finish(self.finish if is_whole else "cancelled")
         yield _chunk(choices=[{"index": 0, "delta": {}, "finish_reason": self.finish}])
-        yield _chunk(choices=[], usage={"completion_tokens": len(tokens)}, corolla=trace_facts.for_the_caller(trace))
+        yield _chunk(choices=[], usage={"completion_tokens": len(tokens)}, corolla=_note(trace))
         yield "data: [DONE]\n\n"
 
-    async def _note(self, trace: AnswerTrace, *, is_first: bool) -> None:
+    async def _trace(self, trace: AnswerTrace, *, is_first: bool) -> None:
         """A step over the best route, with times that look like real ones."""
         router = self._client.router(self._swarm.model)
         try:
@@ -183,6 +181,13 @@ class ToyGateway:
         tokens = PROMPT_TOKENS if is_first else 1
         kind: StepKind = "prefill" if is_first else "decode"
         trace.saw_step(kind, tokens=tokens, total_s=total_s, local_s=0.004, timings=times)
+
+
+def _note(trace: AnswerTrace) -> dict[str, Any]:
+    """As the gateway's own answers end (`apps/gateway/responses.py`)."""
+    hops = trace.route.hops if trace.route is not None else ()
+    route = [{"peer": hop.peer, "name": hop.name, "start": hop.start, "end": hop.end} for hop in hops]
+    return {"trace_id": trace.id, "route": route, "tokens_per_s": trace.tokens_per_s}
 
 
 def _chunk(**fields: Any) -> str:

@@ -1,6 +1,6 @@
 // One streamed answer: asks, and tells what comes as it comes.
 
-import { ApiError, request, serverSentEvents } from "./api.js";
+import { ApiError, request, sayError, serverSentEvents } from "./api.js";
 
 /**
  * Streams an answer to `messages`; calls `onText` with all of it so far. Gives
@@ -12,9 +12,9 @@ export async function streamAnswer({ model, messages, settings, signal, onText }
     messages,
     stream: true,
     stream_options: { include_usage: true },
-    temperature: settings.temperature,
-    max_completion_tokens: settings.maxTokens,
   };
+  if (settings.temperature !== null) body.temperature = settings.temperature;
+  if (settings.maxTokens !== null) body.max_completion_tokens = settings.maxTokens;
   const began = performance.now();
   const response = await request("/v1/chat/completions", { method: "POST", body, signal });
   const about = { finish: null, tokens: null, tokensPerSecond: null, firstTokenSeconds: null, traceId: null, route: [] };
@@ -22,7 +22,7 @@ export async function streamAnswer({ model, messages, settings, signal, onText }
   for await (const { data } of serverSentEvents(response)) {
     if (data === "[DONE]") continue;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw new ApiError(chunk.error.status ?? 500, chunk.error.message ?? "The answer broke off.");
+    if (chunk.error) throw new ApiError(500, sayError(chunk.error) || "The answer broke off.");
     const choice = chunk.choices?.[0];
     if (choice?.delta?.content) {
       about.firstTokenSeconds ??= (performance.now() - began) / 1000;

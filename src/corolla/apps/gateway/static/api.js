@@ -1,5 +1,7 @@
 // Talks to the gateway: JSON, streamed answers, and the API key where it asks for one.
 
+import { namedBlocks } from "./format.js";
+
 const KEY = "corolla.apiKey";
 
 /** What the gateway said instead of an answer, in words for people. */
@@ -42,18 +44,23 @@ export async function getJson(path, options) {
   return (await request(path, options)).json();
 }
 
+/** The gateway's own words; blocks that nobody serves as people count them. */
+export function sayError(error) {
+  if (Array.isArray(error?.blocks) && error.blocks.length) return `No server serves ${namedBlocks(error.blocks)} yet.`;
+  return typeof error?.message === "string" ? error.message : "";
+}
+
 async function errorOf(response) {
   let said = "";
   try {
-    const body = await response.json();
-    said = body.error?.message ?? body.detail ?? "";
+    said = sayError((await response.json()).error);
   } catch {
     // No JSON: the status has to do.
   }
   const retryAfter = Number.parseInt(response.headers.get("Retry-After") ?? "", 10);
   return new ApiError(
     response.status,
-    typeof said === "string" && said ? said : `The gateway answered ${response.status}.`,
+    said || `The gateway answered ${response.status}.`,
     Number.isNaN(retryAfter) ? null : retryAfter,
   );
 }

@@ -175,6 +175,12 @@ function welcome(model, name) {
   return `Its ${model.num_blocks} blocks run on ${several}. This conversation is kept in your browser.`;
 }
 
+/** What a field says, within its bounds; null when it says nothing. */
+function numberIn(id, least, most) {
+  const said = byId(id).value.trim();
+  return said === "" || Number.isNaN(Number(said)) ? null : Math.min(most, Math.max(least, Number(said)));
+}
+
 // --- history
 
 function open(other) {
@@ -260,16 +266,15 @@ modelChoice.addEventListener("change", () => {
 
 byId("open-settings").addEventListener("click", () => {
   byId("system").value = settings.system;
-  byId("temperature").value = settings.temperature;
-  byId("max-tokens").value = settings.maxTokens;
-  say(byId("temperature-value"), Number(settings.temperature).toFixed(1));
+  byId("temperature").value = settings.temperature ?? "";
+  byId("max-tokens").value = settings.maxTokens ?? "";
   byId("settings").showModal();
 });
-byId("temperature").addEventListener("input", (event) => say(byId("temperature-value"), Number(event.target.value).toFixed(1)));
 byId("settings").addEventListener("close", () => {
   settings.system = byId("system").value;
-  settings.temperature = Number(byId("temperature").value);
-  settings.maxTokens = Math.max(1, Math.floor(Number(byId("max-tokens").value)) || kept.DEFAULT_SETTINGS.maxTokens);
+  settings.temperature = numberIn("temperature", 0, 2);
+  const maxTokens = numberIn("max-tokens", 1, 131072);
+  settings.maxTokens = maxTokens === null ? null : Math.floor(maxTokens);
   kept.saveSettings(settings);
 });
 byId("change-key").addEventListener("click", async () => {

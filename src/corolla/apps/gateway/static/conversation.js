@@ -5,7 +5,8 @@ const STORE = "corolla.conversations";
 const SETTINGS = "corolla.settings";
 const MOST_CONVERSATIONS = 30;
 
-export const DEFAULT_SETTINGS = { model: "", system: "", temperature: 0.7, maxTokens: 1024 };
+/** Null: as the model, or the gateway, has it. */
+export const DEFAULT_SETTINGS = { model: "", system: "", temperature: null, maxTokens: null };
 
 export function loadSettings() {
   return { ...DEFAULT_SETTINGS, ...read(SETTINGS, {}) };

@@ -115,6 +115,6 @@ function routeOf(hops) {
   return el(
     "ol",
     { "aria-label": "Route of this answer" },
-    ...hops.map((hop) => el("li", { title: hop.peer }, el("span", {}, serverName(hop)), ` ${blocks(hop.blocks)}`)),
+    ...hops.map((hop) => el("li", { title: hop.peer }, el("span", {}, serverName(hop)), ` ${blocks(`${hop.start}:${hop.end}`)}`)),
   );
 }
