@@ -4,6 +4,7 @@
 importing torch and a model file of transformers takes longer than everything else until the first token.
 """
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from corolla.errors import BadInput
 from corolla.models.frugal import give_back_freed, import_modeling
 from corolla.models.source import open_model_source
 from corolla.models.source_options import SourceOptions
+from corolla.models.transfer import Progress, TellSometimes
 from corolla.net.gate import GateConfig
 from corolla.net.libp2p.addresses import parse_peer_address
 from corolla.net.libp2p.config import NetworkConfig
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from corolla.client.model import DistributedModelForCausalLM
+
+log = logging.getLogger(__name__)
 
 PEERS_VARIABLE = "COROLLA_PEERS"
 
@@ -51,6 +55,7 @@ class AutoDistributedModelForCausalLM:
         blocked_servers: Sequence[str] | None = None,
         quantization: str = "any",
         has_tokenizer: bool = False,
+        progress: Progress | None = None,
         **unknown: Any,
     ) -> "DistributedModelForCausalLM":
         """Load embeddings, final norm and head; the blocks are found in the swarm.
@@ -60,7 +65,8 @@ class AutoDistributedModelForCausalLM:
         None keeps the checkpoint's own. `source`: revision, token and cache of a hub's OWNER/NAME; `has_tokenizer`
         also gets the files of its tokenizer. `swarm_key`: the key file of a private swarm. `allowed_servers`,
         `blocked_servers`: peer ids of the only servers to use, and of those never to use. `quantization`: "none" for
-        servers alone that hold the weights as they are. Raises BadInput (model, arguments) or NoPeers.
+        servers alone that hold the weights as they are. `progress` is told how a download goes;
+        None: the log is. Raises BadInput (model, arguments) or NoPeers.
         """
         if unknown:
             raise BadInput(f"from_pretrained does not know {', '.join(sorted(unknown))}")
@@ -73,7 +79,10 @@ class AutoDistributedModelForCausalLM:
         if network is None:
             keys = load_keys([] if swarm_key is None else [Path(swarm_key)])
             network = NetworkConfig(is_client=True, gate=GateConfig(keys=keys))
-        checkpoint = open_model_source(name_or_dir, source or SourceOptions(), has_tokenizer=has_tokenizer)
+        checkpoint = open_model_source(
+            name_or_dir, source or SourceOptions(), has_tokenizer=has_tokenizer,
+            progress=progress or TellSometimes(log.info), say=log.info,
+        )  # fmt: skip
         connection = Connection(network, config, peers)
         try:
             import_modeling()

@@ -69,6 +69,8 @@ class ModelDescription:
     """What hosting any span of a model, or using it, takes."""
 
     name: str
+    commit: str | None
+    """Of the hub's repository; None: the files are from elsewhere."""
     family: str
     num_blocks: int
     dtype: str
@@ -123,6 +125,7 @@ def describe_model(
     prune(outline, 0, 0, keep_ends=True)
     return ModelDescription(
         name=checkpoint.name,
+        commit=checkpoint.commit,
         family=structure.family,
         num_blocks=dataflow.num_blocks,
         dtype=str(dtype).removeprefix("torch."),

@@ -106,7 +106,7 @@ class Hub:
 
         Raises BadInput when there is no such thing for us, Unreachable when the hub does not answer.
         """
-        patience = _Patience(self, name, pause, attempts or self.config.attempts)
+        patience = _Patience(self, name, pause, attempts or self.config.attempts, revision)
         while True:
             try:
                 return self._ask(name, revision)
@@ -194,9 +194,10 @@ def _described(entry: "RepoSibling") -> dict[str, object]:
 class _Patience:
     """Counts failures in a row; waits after each, or says that it was the last."""
 
-    def __init__(self, hub: Hub, name: str, pause: Pause, attempts: int) -> None:
+    def __init__(self, hub: Hub, name: str, pause: Pause, attempts: int, revision: str = "") -> None:
         self._hub = hub
         self._name = name
+        self._revision = revision
         self._pause = pause
         self._attempts = attempts
         self._failures = 0
@@ -211,7 +212,7 @@ class _Patience:
         if isinstance(fault, _offline_error()):
             raise Unreachable(f"{self._hub.endpoint} is not asked: HF_HUB_OFFLINE is set") from fault
         if status is not None and status not in _TRANSIENT:
-            raise _refusal(self._hub, self._name, fault, status) from fault
+            raise _refusal(self._hub, self._name, self._revision, fault, status) from fault
         what = "does not answer" if status is None else f"answers {status}"
         if self._failures >= self._attempts:
             why = f" ({_first_line(fault)})" if status is None else ""
@@ -271,7 +272,7 @@ def _asked_pause_s(fault: Exception) -> float | None:
     return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
 
 
-def _refusal(hub: Hub, name: str, fault: Exception, status: int) -> SwarmError:
+def _refusal(hub: Hub, name: str, revision: str, fault: Exception, status: int) -> SwarmError:
     """Why there is no point in asking again, as one sentence that names the repository's page."""
     from huggingface_hub import errors
 
@@ -280,7 +281,7 @@ def _refusal(hub: Hub, name: str, fault: Exception, status: int) -> SwarmError:
     if isinstance(fault, errors.GatedRepoError):
         return BadInput(f"{name} is gated: ask for access at {page}, then {login} (--token, HF_TOKEN)")
     if isinstance(fault, errors.RevisionNotFoundError):
-        return BadInput(f"{page}: has no such revision")
+        return BadInput(f"{page}: has no revision {revision[:80]!r}")
     if isinstance(fault, errors.RepositoryNotFoundError):
         return BadInput(f"{page}: no such repository, or a private one: then {login} (--token, HF_TOKEN)")
     if status in (401, 403):

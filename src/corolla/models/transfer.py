@@ -1,7 +1,12 @@
 """How far a download is, for people: bytes, seconds, and what it waits for."""
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
+
+_TELL_AFTER_S: Final = 2.0
+_TELL_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,21 @@ class Transfer:
 
 Progress = Callable[[Transfer], None]
 """Is told a few times a second how far it is. What it raises ends the download; what has come stays in the cache."""
+
+
+@dataclass(slots=True)
+class TellSometimes:
+    """Says in a line now and then how far it is, when it takes long enough for somebody to wonder; and its end."""
+
+    say: Callable[[str], object]
+    _told_at: float = field(default=float("-inf"), init=False)
+
+    def __call__(self, transfer: Transfer) -> None:
+        now = time.monotonic()
+        is_due = transfer.is_done or now - self._told_at > _TELL_EVERY_S
+        if transfer.seconds > _TELL_AFTER_S and is_due:
+            self._told_at = now
+            self.say(str(transfer))
 
 
 def show_nothing(_transfer: Transfer) -> None:

@@ -7,7 +7,6 @@ the time until `ready`. Nothing is announced before the span has passed its self
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from corolla.ids import Fingerprint, PeerId
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.fingerprint import fingerprint
 from corolla.models.source import open_model_source
-from corolla.models.transfer import Transfer
+from corolla.models.transfer import TellSometimes
 from corolla.net.findings import Finding
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.transport import Libp2pTransport, open_transport
@@ -37,21 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 30.0
-TELL_AFTER_S = 2.0
-TELL_EVERY_S = 5.0
-
-
-class TellTransfer:
-    """Says how a download goes, when it takes long enough for somebody to wonder."""
-
-    def __init__(self) -> None:
-        self._told_at = 0.0
-
-    def __call__(self, transfer: Transfer) -> None:
-        now = time.monotonic()
-        if transfer.seconds > TELL_AFTER_S and now - self._told_at > TELL_EVERY_S:
-            self._told_at = now
-            log.info("%s", transfer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +64,7 @@ async def run_server(
     """Host a span until `stop` is set. Raises BadInput, NoPeers, or SwarmError when the network is lost."""
     check_device(config.device)
     checkpoint = await asyncio.to_thread(
-        open_model_source, config.model, config.source, say=log.info, progress=TellTransfer()
+        open_model_source, config.model, config.source, say=log.info, progress=TellSometimes(log.info)
     )
     config.span_of(checkpoint.name, checkpoint.num_blocks)
     which = await asyncio.to_thread(fingerprint, checkpoint)  # of a hub's model, it reads some of its bytes

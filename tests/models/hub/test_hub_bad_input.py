@@ -84,7 +84,7 @@ def test_a_repository_or_revision_that_is_not_there_is_named(hub, open_here):
     with pytest.raises(BadInput, match=f"{hub.endpoint}/some/thing: no such repository, or a private one") as refusal:
         open_here("some/thing")
     sentence(refusal)
-    with pytest.raises(BadInput, match=f"{hub.endpoint}/someone/tiny: has no such revision"):
+    with pytest.raises(BadInput, match=f"{hub.endpoint}/someone/tiny: has no revision 'v9'"):
         open_here(revision="v9")
 
 

@@ -26,6 +26,7 @@ from corolla.client.config import ClientConfig
 from corolla.errors import BadInput
 from corolla.models.frugal import give_back_freed
 from corolla.models.source_options import SourceOptions
+from corolla.models.transfer import Progress
 
 if TYPE_CHECKING:
     from corolla.client.inference import InferenceSession
@@ -105,14 +106,19 @@ class SwarmModel:
 
 
 def open_model(
-    name_or_dir: str | Path, peers: Sequence[str], *, dtype: str | None, source: SourceOptions | None = None
+    name_or_dir: str | Path,
+    peers: Sequence[str],
+    *,
+    dtype: str | None,
+    source: SourceOptions | None = None,
+    progress: Progress | None = None,
 ) -> SwarmModel:
     """Join the swarm and load the model's local half and tokenizer. Raises BadInput or NoPeers."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model = AutoDistributedModelForCausalLM.from_pretrained(
         name_or_dir, initial_peers=peers, dtype=dtype, config=ClientConfig(servers=chosen_servers()),
-        network=client_network(), source=source, has_tokenizer=True,
+        network=client_network(), source=source, has_tokenizer=True, progress=progress,
     )  # fmt: skip
     swarm_model = SwarmModel(model, load_tokenizer(model.checkpoint.directory))
     give_back_freed()  # reading a tokenizer leaves tens of megabytes

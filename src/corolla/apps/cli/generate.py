@@ -46,11 +46,11 @@ def command(
     blocks run on servers. A PROMPT of - is read from standard input. The text comes on standard output.
     """
     peers = require_peers(join)
-    with progress("joining the swarm and loading the local half of the model"):
+    with progress("joining the swarm and loading the local half of the model") as show:
         from corolla.apps.cli.conversation import PRIVACY_NOTE, Conversation, Sampling, open_model
 
         sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype, source=source)
+        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype, source=source, progress=show)
     text = sys.stdin.read() if prompt == "-" else prompt
     click.echo(PRIVACY_NOTE, err=True)
     is_chat = swarm_model.has_chat_template and not raw

@@ -58,7 +58,9 @@ def _facts(model: ModelDescription) -> list[tuple[str, str]]:
     bounded = sum(needs.most_tokens is not None for needs in model.block_cache)
     more = f", and {size(per_row)} a sequence" if per_row else ""
     more += f"; {bounded} blocks stop growing at their window" if bounded else ""
+    commit = [("commit", model.commit)] if model.commit else []
     return [
+        *commit,
         ("a block", f"{_range(model.block_bytes)} in memory, {_range(model.block_download_bytes)} to download"),
         ("KV cache", f"{size(sum(needs.bytes_per_token for needs in model.block_cache))} a token for all blocks{more}"),
         ("between blocks", f"{size(model.width * _item_bytes(model.dtype))} a token"),
