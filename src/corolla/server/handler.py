@@ -25,8 +25,9 @@ from corolla.server.config import SessionLimits
 from corolla.server.control import Control, Controls
 from corolla.server.data import DataStreams
 from corolla.server.executor import Executor
-from corolla.server.hosted import HostedSession
+from corolla.server.hosted import HostedSession, StepJob
 from corolla.server.kv import CachePool
+from corolla.server.meter import SpeedMeter
 from corolla.server.opening import caps_of, check_blocks, check_open, check_way, state_of
 from corolla.server.replies import Replies, ServerCounters
 from corolla.server.routes import MayDial, Routes
@@ -38,6 +39,10 @@ from corolla.wire import messages as wire
 from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
 
 log = logging.getLogger(__name__)
+
+FAREWELL_S = 1.0
+"""The streams of a session that ends by our doing outlive it by this: were they reset at once, that could come before
+our word on the control stream, and the client would take us for dead."""
 
 
 async def _anyone(_peer: PeerId, _block: int) -> bool:
@@ -59,9 +64,11 @@ class Handler:
         liveness: Liveness,
         may_dial: MayDial = _anyone,
         listed: frozenset[PeerId] = frozenset(),
+        speed: tuple[float, float] = (0.0, 0.0),
     ) -> None:
+        """`speed`: tokens a second (decode, prefill) of the runner's blocks, as measured before."""
         self.transport = transport
-        self.runner = runner
+        self.host(runner, speed)
         self.executor = executor
         self.pool = pool
         self.fingerprint = fingerprint
@@ -69,13 +76,22 @@ class Handler:
         self.counters = ServerCounters()
         self.sessions: dict[tuple[PeerId, SessionId], HostedSession] = {}
         self.is_leaving = False
+        self.is_away = False
+        """Between two spans, hosting nothing: no new session is taken."""
         self._admission = Admission(caps_of(limits, pool.total_pages), listed)
         self._tasks = Tasks()
-        self._replies = Replies(runner, limits, self.counters)
-        self._steps = Steps(runner, executor, limits, self._replies, self.counters, self._tasks)
-        self._routes = Routes(transport, runner, executor, limits, self._replies, self._tasks, may_dial=may_dial)
+        self._replies = Replies(limits, self.counters)
+        self._steps = Steps(executor, limits, self._replies, self.counters, self._tasks, self._saw_step)
+        self._routes = Routes(transport, executor, limits, self._replies, self._tasks, may_dial=may_dial)
         self._streams = DataStreams(limits, lambda: list(self.sessions.values()), self._routes, self._steps)
         self._controls = Controls(self, liveness, self._tasks, lambda: executor.queue_s)
+
+    def host(self, runner: SpanRunner, speed: tuple[float, float]) -> None:
+        """New sessions are of these blocks from now on; those that are held stay with theirs."""
+        self.runner = runner
+        decode, prefill = speed
+        facts = runner.facts
+        self.meter = SpeedMeter(facts.end - facts.start, decode_tokens_per_s=decode, prefill_tokens_per_s=prefill)
 
     async def start(self) -> None:
         await self.transport.serve(CONTROL_PROTOCOL, self._accept_control)
@@ -101,6 +117,19 @@ class Handler:
                     await asyncio.sleep(0)  # its holder takes it off the table
         except TimeoutError:
             log.warning("%d sessions have not moved away in time", len(self.sessions))
+
+    async def let_go(self, timeout_s: float) -> None:
+        """Have the clients of all present sessions move away; sessions that are here when time is up are ended."""
+        present = list(self.sessions.values())
+        self._controls.say_drain(timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                for session in present:
+                    await session.ended.wait()
+        except TimeoutError:
+            log.warning("%d sessions have not moved away in time", sum(not s.ended.is_set() for s in present))
+        for session in present:
+            session.end("the server has moved to other blocks")
 
     async def close(self, *, grace_s: float = 5.0) -> None:
         """Take no new session, let running steps end, then drop every session and stream."""
@@ -148,15 +177,14 @@ class Handler:
         if held is None or (held.control is control and not held.ended.is_set()):
             return held
         # Its holder has yet to clear it away; or the client has lost the control stream and dialled again.
-        held.end("opened anew")
+        held.end("opened anew", by_client=True)
         held.control.forget(held)
         del self.sessions[control.peer, ask.session]
         return None
 
     def _reopen(self, held: HostedSession, ask: wire.Open) -> None:
-        facts = self.runner.facts
         check_way(ask, own_peer=self.transport.peer, client=held.control.peer)
-        check_blocks(ask, facts)
+        check_blocks(ask, held.runner.facts)
         if (ask.start, ask.end) != (held.start, held.stop):
             if not ask.is_fresh:
                 raise Unsupported(f"the session is open for blocks {held.start}:{held.stop}")
@@ -170,6 +198,8 @@ class Handler:
         facts, limits = self.runner.facts, self.limits
         if self.is_leaving:
             raise Overloaded("this server is leaving")
+        if self.is_away:
+            raise Overloaded("this server is moving to other blocks")
         check_open(ask, facts, limits, self.fingerprint)
         check_way(ask, own_peer=self.transport.peer, client=control.peer)
         if (control.peer, ask.session) in self.sessions:
@@ -178,8 +208,17 @@ class Handler:
         self._admission.admit_open(guest, ask.max_tokens * ask.max_rows, loop_time())
         return HostedSession(
             state_of(ask, facts, limits, control.peer),
-            control, guest, ask.start, ask.end, ask.wire_dtype, ask.want, next=None, last_used=loop_time(),
+            control, guest, self.runner, ask.start, ask.end, ask.wire_dtype, ask.want, next=None, last_used=loop_time(),
         )  # fmt: skip
+
+    def _saw_step(self, job: StepJob) -> None:
+        """Real work keeps the announced speed true. On the device thread."""
+        session = job.session
+        if session.runner is self.runner:
+            self.meter.saw_step(
+                new_tokens=job.new_tokens, rows=job.step.hidden.shape[0], num_blocks=session.stop - session.start,
+                compute_s=job.compute_s,
+            )  # fmt: skip
 
     # --- a session's life
 
@@ -190,7 +229,7 @@ class Handler:
             async with self.pool.reserve(ask.max_tokens, ask.max_rows, timeout_s=self.limits.cache_wait_s):
                 if not session.ended.is_set():
                     session.cache = await self.executor.call(
-                        partial(self.runner.new_cache, ask.start, ask.end, ask.max_tokens)
+                        partial(session.runner.new_cache, ask.start, ask.end, ask.max_tokens)
                     )
                     self.counters.sessions_opened += 1
                     await self._take_route(session, ask)
@@ -205,7 +244,10 @@ class Handler:
             self._admission.close_session(session.guest, ask.max_tokens * ask.max_rows)
             session.end("the session ended")
             session.cache = None
-            session.close_links()
+            if session.is_clients_end or self.is_leaving:
+                session.close_links()
+            else:
+                asyncio.get_running_loop().call_later(FAREWELL_S, session.close_links)
         log.debug("session ended", extra={"peer": short(control.peer), "reason": session.end_reason})
 
     async def _take_route(self, session: HostedSession, ask: wire.Open) -> None:

@@ -49,6 +49,8 @@ class HostedSession:
     state: SessionState
     control: "Control"
     guest: Guest
+    runner: SpanRunner
+    """The blocks that it was opened on; a server that moves has others for new sessions."""
     start: int
     stop: int
     wire_dtype: DType
@@ -72,6 +74,8 @@ class HostedSession:
     reached_next: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     end_reason: str = ""
+    is_clients_end: bool = False
+    """The client knows that it is over: nothing has to be said to it."""
 
     @property
     def is_full(self) -> bool:
@@ -85,12 +89,12 @@ class HostedSession:
     def upstream_link(self) -> DataLink | None:
         return self.links.get(self.state.upstream)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, *, by_client: bool = False) -> None:
         if not self.ended.is_set():
-            self.end_reason = reason
+            self.end_reason, self.is_clients_end = reason, by_client
             self.ended.set()
 
-    def take_route(self, ask: wire.Open, runner: SpanRunner) -> int:
+    def take_route(self, ask: wire.Open) -> int:
         """On the device thread, after the steps of the old route: the way out follows the new one.
 
         The position from which the journal can replay.
@@ -99,7 +103,7 @@ class HostedSession:
         push.is_tail, push.route_version, push.replay_on = ask.next is None, ask.route_version, ask.replay_on
         if ask.is_fresh:
             push.reset()
-            self.cache = runner.new_cache(self.start, self.stop, self.state.max_tokens)
+            self.cache = self.runner.new_cache(self.start, self.stop, self.state.max_tokens)
         if ask.hold:
             push.hold()
         return push.journal_from
@@ -117,7 +121,6 @@ class StepJob:
     """One step on its way through the device thread; sends on what it gives."""
 
     session: HostedSession
-    runner: SpanRunner
     step: wire.Step
     new_tokens: int
     on_done: Callable[["StepJob"], None]
@@ -125,6 +128,8 @@ class StepJob:
     on_failed: Callable[["StepJob", Refused], None]
     clock: Callable[[], float]
     arrived: float = field(init=False)
+    compute_s: float = 0.0
+    """How long the blocks took; 0 before they ran."""
 
     def __post_init__(self) -> None:
         self.arrived = self.clock()
@@ -155,11 +160,12 @@ class StepJob:
         session, step, push = self.session, self.step, self.session.push
         want = self._want()
         started = self.clock()
-        hidden = self.runner.run(cache, step, want, session.wire_dtype)
+        hidden = session.runner.run(cache, step, want, session.wire_dtype)
         done = self.clock()
+        self.compute_s = done - started
         if hidden is not None and not is_finite(hidden):
             raise Faulty(f"our blocks gave NaN or infinity in step {step.step_no}, though what came was finite")
-        timings = [*step.timings, wire.HopTiming(started - self.arrived, done - started, 0.0)]
+        timings = [*step.timings, wire.HopTiming(started - self.arrived, self.compute_s, 0.0)]
         position = step.position + self.new_tokens
         if push.is_tail:
             push.skip(position)

@@ -8,7 +8,6 @@ from corolla.ids import PeerId, SessionId, short
 from corolla.net.channel import Channel
 from corolla.server.config import SessionLimits
 from corolla.server.hosted import HostedSession
-from corolla.server.runner import SpanRunner
 from corolla.wire import messages as wire
 
 log = logging.getLogger(__name__)
@@ -28,14 +27,13 @@ class ServerCounters:
 class Replies:
     """The server's own messages about its sessions. `refuse` may be called from any thread."""
 
-    def __init__(self, runner: SpanRunner, limits: SessionLimits, counters: ServerCounters) -> None:
-        self._runner = runner
+    def __init__(self, limits: SessionLimits, counters: ServerCounters) -> None:
         self._limits = limits
         self._counters = counters
 
     def opened(self, session: HostedSession, journal_from: int) -> None:
         """The session is on its route, and this is what is held of it."""
-        facts = self._runner.facts
+        facts = session.runner.facts
         session.control.channel.send(
             wire.Opened(
                 session=session.state.session,

@@ -18,7 +18,6 @@ from corolla.server.executor import Executor
 from corolla.server.hosted import HostedSession
 from corolla.server.push import send_paced
 from corolla.server.replies import Replies
-from corolla.server.runner import SpanRunner
 from corolla.server.tasks import Tasks
 from corolla.wire import messages as wire
 from corolla.wire.protocol import DATA_PROTOCOL
@@ -35,7 +34,6 @@ class Routes:
     def __init__(
         self,
         transport: Transport,
-        runner: SpanRunner,
         executor: Executor,
         limits: SessionLimits,
         replies: Replies,
@@ -44,7 +42,6 @@ class Routes:
         may_dial: MayDial,
     ) -> None:
         self._transport = transport
-        self._runner = runner
         self._executor = executor
         self._limits = limits
         self._replies = replies
@@ -65,7 +62,7 @@ class Routes:
             session.next = ask.next
         session.awaits_replay, session.is_standby = ask.hold, ask.standby
         session.is_on_route = False
-        journal_from = await self._executor.call(partial(session.take_route, ask, self._runner))
+        journal_from = await self._executor.call(partial(session.take_route, ask))
         if session.ended.is_set() or session.state.route_version != ask.route_version:
             return False
         session.is_on_route = True

@@ -50,7 +50,7 @@ async def serve_span(
     handler = Handler(
         transport, runner, executor, pool,
         fingerprint=served.fingerprint, limits=config.limits, liveness=config.liveness,
-        may_dial=Neighbours(watcher).may_dial,
+        may_dial=Neighbours(watcher).may_dial, speed=(served.decode_tokens_per_s, served.prefill_tokens_per_s),
     )  # fmt: skip
     followers = Followers(
         transport, watcher, lambda: range(handler.runner.facts.start, handler.runner.facts.end), rng=rng
@@ -91,6 +91,8 @@ def _announcement(
     )  # fmt: skip
     return msgspec.structs.replace(
         said,
+        decode_tokens_per_s=handler.meter.decode_tokens_per_s,
+        prefill_tokens_per_s=handler.meter.prefill_tokens_per_s,
         free_cache_tokens=handler.pool.free_tokens,
         queue_s=handler.queue_s,
         next_rtts=followers.next_rtts,

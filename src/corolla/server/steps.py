@@ -8,6 +8,7 @@ pass. A step whose time has not come stays unread, and its stream is read no fur
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from corolla.clock import loop_time
@@ -18,7 +19,6 @@ from corolla.server.config import SessionLimits
 from corolla.server.executor import Executor
 from corolla.server.hosted import DataLink, HostedSession, StepJob
 from corolla.server.replies import Replies, ServerCounters
-from corolla.server.runner import SpanRunner
 from corolla.server.session import AnswerFromJournal, Break, Compute, Ignore, Refuse, Wait, on_step
 from corolla.server.tasks import Tasks
 from corolla.wire import messages as wire
@@ -31,19 +31,20 @@ class Steps:
 
     def __init__(
         self,
-        runner: SpanRunner,
         executor: Executor,
         limits: SessionLimits,
         replies: Replies,
         counters: ServerCounters,
         tasks: Tasks,
+        on_computed: Callable[[StepJob], None],
     ) -> None:
-        self._runner = runner
+        """`on_computed` is called on the device thread after each step."""
         self._executor = executor
         self._limits = limits
         self._replies = replies
         self._counters = counters
         self._tasks = tasks
+        self._on_computed = on_computed
         self._loop = asyncio.get_running_loop()
         self._read: list[StepJob] = []
         """Of this iteration of the loop."""
@@ -113,7 +114,7 @@ class Steps:
 
     def _job(self, session: HostedSession, step: wire.Step, new_tokens: int) -> StepJob:
         clock = self._executor.clock
-        return StepJob(session, self._runner, step, new_tokens, self._job_done, self._job_failed, clock)
+        return StepJob(session, step, new_tokens, self._job_done, self._job_failed, clock)
 
     def _enqueue(self, job: StepJob) -> None:
         if not self._read:
@@ -125,6 +126,7 @@ class Steps:
     def _job_done(self, job: StepJob) -> None:
         self._counters.steps += 1
         self._counters.tokens += job.new_tokens * job.step.hidden.shape[0]
+        self._on_computed(job)
         session, link = job.session, job.session.upstream_link
         if link is not None and link.unread:
             self._loop.call_soon_threadsafe(self.read_on, session)
