@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "generate": "Continue a prompt, or answer it, with a model served by a swarm.",
     "chat": "Hold a conversation with a model served by a swarm.",
     "gateway": "Answer OpenAI's API over a swarm, with pages that show it.",
+    "trace": "Show where the time of a gateway's latest answers went.",
     "status": "Show who serves which models, and whether they are whole.",
     "route": "Show which servers a session would use now, and what each of them costs.",
     "inspect": "Tell what a model is and takes: family, blocks, memory, download, cache, possible cuts.",

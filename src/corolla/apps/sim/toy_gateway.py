@@ -14,6 +14,7 @@ import random
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
@@ -77,6 +78,14 @@ class ToyGateway:
         """End now; what is being answered is cut off."""
         self._server.should_exit = True
         self._thread.join(20)
+
+    def chat(self, text: str, *, key: str = "") -> str:
+        """Ask as a page does, and wait for the end of the stream."""
+        body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        asked = urllib.request.Request(f"{self.url}/v1/chat/completions", body, headers)  # noqa: S310 - our own
+        with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310
+            return answer.read().decode()
 
     # --- what befalls the swarm
 
