@@ -18,7 +18,16 @@ from corolla.client.ring import PlacesFailed, Ring
 from corolla.client.steps import Steps
 from corolla.client.substitutes import POLL_S, Substitutes
 from corolla.clock import loop_time
-from corolla.errors import LinkDown, MissingBlocks, NoRoute, Refused, SessionLost, SwarmError
+from corolla.errors import (
+    Faulty,
+    HopFailed,
+    LinkDown,
+    MissingBlocks,
+    NoRoute,
+    Refused,
+    SessionLost,
+    SwarmError,
+)
 from corolla.ids import PeerId, short
 
 log = logging.getLogger(__name__)
@@ -26,6 +35,13 @@ log = logging.getLogger(__name__)
 OVERLOAD_PAUSE_S = 0.2
 RETRY_PAUSES_S = (0.0, 0.0, 0.1, 0.5, 1.0, 2.0)
 """Before a recovery, by how many have brought no answer: the first come at once, a swarm in trouble is not hammered."""
+SUSPECT_AFTER = 3
+"""Recoveries without an answer, after which a server that cannot go on is not simply replaced once more: the one
+before it may send it nonsense."""
+MAX_FRUITLESS = 12
+"""Recoveries without an answer before the user is told, once the time for which a session waits is over too."""
+MAX_CONFESSIONS = 3
+"""Servers in turn that say of one step that their blocks give NaN: then it is the model in this dtype."""
 
 
 class Mender:
@@ -41,6 +57,9 @@ class Mender:
         self._faults: list[tuple[Hop, SwarmError]] = []
         self._fruitless = 0
         """Recoveries since the last answer."""
+        self._troubled_since = 0.0
+        """Loop time of the first of them."""
+        self._confessions = 0
 
     @property
     def has_faults(self) -> bool:
@@ -51,7 +70,7 @@ class Mender:
 
     def on_answer(self) -> None:
         """A step was answered: the route works."""
-        self._fruitless = 0
+        self._fruitless = self._confessions = 0
 
     async def start(self) -> None:
         """Take the first route. Waits for nobody. Raises NoRoute, Refused or HopFailed."""
@@ -80,12 +99,19 @@ class Mender:
             if hop in self._ring.hops:  # else of a place that has been replaced since
                 must |= await self._judge(hop, error)
         if must:
-            self._fruitless += 1
+            self._count_fruitless(faults[-1][1])
             await asyncio.sleep(RETRY_PAUSES_S[min(self._fruitless - 1, len(RETRY_PAUSES_S) - 1)])
         await self._recover(must=must)
 
-    async def stand_between_all(self) -> None:
-        """All servers answer us and are idle: a link between two of them swallows what they push. Stand in between."""
+    async def on_quiet(self) -> None:
+        """All servers answer us and are idle, and no output comes."""
+        if self._ring.has_links:
+            await self._stand_between_all()
+        elif (owing := self._ring.owing()) is not None:
+            self._ring.drop(owing, HopFailed(owing.peer, "it has no work, and has not answered its step"))
+
+    async def _stand_between_all(self) -> None:
+        """A link between two of them swallows what they push, or one of them does."""
         log.warning("steps vanish between servers; they go through the client from now on")
         for place in self._ring.places[1:]:
             self._ring.part_at(place.start)
@@ -95,13 +121,27 @@ class Mender:
         """Whether a route must be taken anew, though nobody may be lost."""
         if isinstance(error, LinkDown):
             return self._judge_link(hop, error.peer)
-        match remedy_for(error):
+        is_fed_by_us = hop.start in self._ring.heads
+        self._confessions += isinstance(error, Faulty)
+        if self._confessions >= MAX_CONFESSIONS:
+            raise error
+        match remedy_for(error, is_fed_by_us=is_fed_by_us, again=self._fruitless >= SUSPECT_AFTER):
             case "repeat":
                 await asyncio.sleep(OVERLOAD_PAUSE_S)
             case "rebuild":
                 self._ring.places = mark_fresh(self._ring.places, [self._ring.hops.index(hop)])
             case "replace":
                 pass  # it is lost: `hop.error` says so, or it will when it is asked again
+            case "leave":
+                hop.close()
+            case "watch":
+                log.warning("a wrong answer", extra={"peer": short(hop.peer), "reason": str(error)[:200]})
+                self._ring.watch_segment(hop)
+            case "ban":
+                self._ring.drop(hop, HopFailed(hop.peer, str(error)))
+            case "part":
+                log.warning("a server complains of the one before it", extra={"peer": short(hop.peer)})
+                self._ring.part_at(hop.start, on_suspicion=True)
             case "give up":
                 raise error
         return True
@@ -115,6 +155,14 @@ class Mender:
         elif remedy == "repeat":
             ring.suspect_links.add((hop.peer, peer))
         return remedy != "none"
+
+    def _count_fruitless(self, fault: SwarmError) -> None:
+        now = loop_time()
+        if self._fruitless == 0:
+            self._troubled_since = now
+        self._fruitless += 1
+        if self._fruitless > MAX_FRUITLESS and now - self._troubled_since > self._wait_s:
+            raise fault
 
     def _lost(self) -> set[int]:
         return {index for index, hop in enumerate(self._ring.hops) if hop.error is not None}

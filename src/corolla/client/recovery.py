@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from corolla.errors import (
+    BadUpstream,
+    Faulty,
     HopFailed,
     JournalGap,
     NeedsReplay,
@@ -25,6 +27,7 @@ from corolla.errors import (
     RemoteProtocolError,
     SessionLost,
     SwarmError,
+    Unsupported,
 )
 from corolla.ids import PeerId
 from corolla.swarm.route import Route
@@ -61,17 +64,39 @@ class Resend:
     from_step: int
 
 
-Remedy = Literal["repeat", "rebuild", "replace", "give up"]
-"""Send the step again after a pause; build that server's cache anew; put another in its place; or tell the user."""
+class WrongAnswer(SwarmError):
+    """An output is not what it must be, and has come by way of several servers."""
+
+
+Remedy = Literal["repeat", "rebuild", "replace", "leave", "ban", "part", "watch", "give up"]
+"""Send the step again after a pause; build that server's cache anew; put another in the place of one that is lost, of
+one that says it is no good, or of one that was wrong; stand between it and the server before it, or between all of its
+segment, to see for ourselves who is wrong; or tell the user."""
 LinkRemedy = Literal["none", "replace", "repeat", "part"]
 """Old news; the other one is lost, and with it the link; let the two try again; or stand between them from now on."""
 
 
-def remedy_for(fault: SwarmError) -> Remedy:
-    """What a server's fault calls for. "give up": our own mistake, for which nobody is banned and nothing retried."""
+def remedy_for(fault: SwarmError, *, is_fed_by_us: bool, again: bool) -> Remedy:
+    """What a server's fault calls for. "give up": our own mistake, for which nobody is banned and nothing retried.
+
+    `is_fed_by_us`: its steps come from the client, which has looked at them, and not from another server. What a
+    server says of steps that another one sent speaks against neither; once the client stands between the two, the
+    next wrong thing comes to it, or is called wrong though it was right, and that is evidence.
+    `again`: recoveries have brought no answer for some time.
+    """
     match fault:
         case Overloaded():  # a full line is no failure
             return "repeat"
+        case Faulty():  # so it says of itself
+            return "leave"
+        case WrongAnswer():
+            return "watch"
+        case BadUpstream():
+            return "ban" if is_fed_by_us else "part"
+        case Unsupported() if not is_fed_by_us:  # our own mistakes are found by the first server, or before
+            return "part"
+        case OutOfOrder() | SessionLost() if again and not is_fed_by_us:
+            return "part"
         case NeedsReplay() | JournalGap() | OutOfOrder():  # it cannot get there from what it holds
             return "rebuild"
         case SessionLost() | HopFailed() | RemoteProtocolError():

@@ -27,6 +27,7 @@ from corolla.errors import (
     SwarmError,
 )
 from corolla.ids import PeerId, new_session_id
+from corolla.models.finite import is_finite
 from corolla.swarm.route import Route
 from corolla.wire import messages as wire
 from corolla.wire.journal import Journal
@@ -105,6 +106,8 @@ class Ring:
         self._max_rows = max_rows
         self._wire_dtype: DType = wire_dtype
         self._steps = steps
+        self._watched: dict[int, tuple[PeerId, ...]] = {}
+        """First block of a segment that begins on suspicion → the two servers that it parts."""
         self._refed: set[int] = set()
         """Heads whose cache is rebuilt from what the segment before them gives back."""
         self._replaying: dict[tuple[int, int], wire.Step] = {}
@@ -162,16 +165,42 @@ class Ring:
         """Whether some server pushes on to another."""
         return any(place.start not in self.heads for place in self.places)
 
-    def part_at(self, start: int) -> None:
-        """From now on the client passes on what comes to this block; what came before was not kept."""
+    def owing(self) -> Hop | None:
+        """The tail of the segment from which the oldest step that is under way has to come."""
+        live = next((pending for pending in self._steps.pending.values() if pending.is_live), None)
+        return None if live is None else self.hops[self._tail_of(live.at)]
+
+    def server_before(self, hop: Hop) -> PeerId | None:
+        """Who pushes on to this hop; None: the client does."""
+        return None if hop.start in self.heads else self.hops[self.hops.index(hop) - 1].peer
+
+    def part_at(self, start: int, *, on_suspicion: bool = False) -> None:
+        """From now on the client passes on what comes to this block; what came before was not kept.
+
+        `on_suspicion`: to see for itself, until one of the two servers is replaced.
+        """
         if start not in self.heads:
+            if on_suspicion:
+                self._watched[start] = self._pair_at(self.places, start)
             journal = self.heads[start] = Journal(UNBOUNDED)
             journal.skip(self._steps.position)
             self.heads = dict(sorted(self.heads.items()))
 
+    def watch_segment(self, tail: Hop) -> None:
+        """Stand between all the servers that an answer has come through: one of them is wrong, and those behind it
+        may have taken that in."""
+        last, head = self.hops.index(tail), self.segment_of(tail)
+        behind = [index for index in range(last + 1) if head is not None and self.places[index].start > head]
+        for index in behind:
+            self.part_at(self.places[index].start, on_suspicion=True)
+        self.places = mark_fresh(self.places, behind)
+
     def pass_replay_on(self, hop: Hop, output: wire.Output) -> None:
         """From the tail of one segment to the head of the next."""
         if hop not in self.hops or output.hidden is None:
+            return
+        if not is_finite(output.hidden):
+            self.drop(hop, HopFailed(hop.peer, "there is NaN or infinity in its output of a replay"))
             return
         tokens = output.hidden.shape[1]
         step = self._replaying.get((output.step_no, output.position - tokens))
@@ -234,12 +263,18 @@ class Ring:
                 raise hop.error
 
     def _follow_borders(self, places: Sequence[Place]) -> None:
-        """Where a new place lies across a border that the client kept, that border is gone."""
+        """Where a new place lies across a border that the client kept, that border is gone; so is one that was only
+        to watch two servers, when they are not neighbours any more."""
         starts = {place.start for place in places}
-        for head in [head for head in self.heads if head not in starts]:
+        seen = {start for start, pair in self._watched.items() if pair != self._pair_at(places, start)}
+        for head in [head for head in self.heads if head not in starts or head in seen]:
             del self.heads[head]
+            self._watched.pop(head, None)
         for pending in self._steps.pending.values():
             pending.at = max(head for head in self.heads if head <= pending.at)
+
+    def _pair_at(self, places: Sequence[Place], start: int) -> tuple[PeerId, ...]:
+        return tuple(place.peer for place in places if start in (place.start, place.end))
 
     async def _open_all(self, places: Sequence[Place]) -> list[Held]:
         """All hops at once, under a new route version. Raises PlacesFailed, naming all that will not."""

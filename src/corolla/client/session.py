@@ -20,13 +20,15 @@ from corolla.client.config import ClientConfig
 from corolla.client.hop import Hop
 from corolla.client.mending import Mender
 from corolla.client.moving import Mover
+from corolla.client.recovery import WrongAnswer
 from corolla.client.ring import Ring, SwarmAccess
 from corolla.client.router import ServedModel
 from corolla.client.steps import Pending, StepInput, Steps, flaw_of
 from corolla.client.substitutes import Substitutes
 from corolla.clock import loop_time
-from corolla.errors import BadInput, HopFailed, LinkDown, RemoteProtocolError, SwarmError
+from corolla.errors import BadInput, BadUpstream, Faulty, HopFailed, LinkDown, RemoteProtocolError, SwarmError
 from corolla.ids import PeerId, short
+from corolla.models.finite import is_finite
 from corolla.wire import messages as wire
 from corolla.wire.tensors import DType, WireTensor
 
@@ -197,11 +199,12 @@ class Session:
                 self._ring.push(pending, 0, pending.step.hidden)
                 pending.is_pushed = True
             if not await self._has_news():
-                await self._mender.stand_between_all()
+                await self._mender.on_quiet()
 
     async def _has_news(self) -> bool:
         """Wait for an output or a fault. False: for some time nothing has come, though no server has work to do."""
-        quiet_s, deadline = self._config.liveness.dead_after_s, loop_time() + self._config.step_timeout_s
+        quiet_s, began = self._config.liveness.dead_after_s, loop_time()
+        deadline, patience_s = began + self._config.step_timeout_s, 3 * quiet_s + self._steps.slowest_way_s
         while loop_time() < deadline:
             try:
                 async with asyncio.timeout(min(quiet_s, deadline - loop_time())):
@@ -209,7 +212,7 @@ class Session:
                     return True
             except TimeoutError:
                 is_idle = all(hop.link.life.peer_queue_s == 0 for hop in self._ring.hops)
-                if is_idle and self._ring.has_links:
+                if is_idle and (self._ring.has_links or loop_time() >= began + patience_s):
                     return False
         raise HopFailed(self._ring.hops[-1].peer, f"no output came round within {self._config.step_timeout_s:g} s")
 
@@ -231,12 +234,22 @@ class Session:
         if output.replay:
             self._ring.pass_replay_on(hop, output)
             return
+        if self._steps.was_never_begun(output.step_no):
+            self._ring.drop(hop, HopFailed(hop.peer, f"it answers step {output.step_no}, which was never sent"))
+            return
         pending = self._steps.pending.get(output.step_no)
         if pending is None or pending.output is not None or hop not in self._ring.hops:
             return  # a late or second answer: nobody waits for it
         if self._ring.segment_of(hop) != pending.at:
             return
         problem = flaw_of(output, pending, self._ring.want_at(pending, pending.at))
+        if problem is not None and hop.start not in self._ring.heads:
+            self._mender.on_fault(hop, WrongAnswer(problem))
+            self._news.set()
+            return
+        if problem is None and output.hidden is not None and not is_finite(output.hidden):
+            # Its own, though others come before it: it would have refused to take that in.
+            problem = f"there is NaN or infinity in its output of step {output.step_no}"
         if problem is not None:
             self._ring.drop(hop, HopFailed(hop.peer, problem))
             return
@@ -256,8 +269,10 @@ class Session:
         log.info("fault", extra={"peer": short(hop.peer), "reason": str(error)[:200]})
         if isinstance(error, LinkDown):
             self._router.saw_link_fault(hop.peer, error.peer)
-        elif isinstance(error, HopFailed | RemoteProtocolError):
+        elif isinstance(error, HopFailed | RemoteProtocolError | Faulty):
             self._router.saw_fault(hop.peer)
+        elif isinstance(error, BadUpstream) and (before := self._ring.server_before(hop)) is not None:
+            self._router.saw_link_fault(before, hop.peer)
         self._mender.on_fault(hop, error)
         self._news.set()
 

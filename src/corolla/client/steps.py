@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from corolla.errors import BadInput
+from corolla.models.finite import is_finite
 from corolla.wire import messages as wire
 from corolla.wire.tensors import WireTensor
 
@@ -21,6 +22,9 @@ WINDOW_STEPS = 4
 WINDOW_BYTES = 8 << 20
 """Steps, or bytes of them, that may be on the ring unanswered; one step always may. The ring ends in a sink: the
 client reads while it writes, so a slow tail slows the head and no queue grows."""
+
+SLOWEST_LINK = 32_000
+"""Bytes a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ class Steps:
             )
         if any(entry.hidden.shape[0] > self._max_rows for entry in inputs):
             raise BadInput(f"the session was opened for {self._max_rows} rows, not {inputs[0].hidden.shape[0]}")
+        if not all(is_finite(entry.hidden) for entry in inputs):
+            raise BadInput("there is NaN or infinity in what would go to the first block: nothing was sent")
 
     def begin(self, inputs: Sequence[StepInput], want: wire.Want, left_padding: list[int] | None) -> None:
         """These steps are under way from now on. `want` "last": of the last one only."""
@@ -132,6 +138,14 @@ class Steps:
             return waiting
         has_room = len(live) < WINDOW_STEPS and used_bytes + waiting.step.hidden.nbytes <= WINDOW_BYTES
         return waiting if has_room else None
+
+    def was_never_begun(self, step_no: int) -> bool:
+        return step_no >= self.next_no + len(self.pending)
+
+    @property
+    def slowest_way_s(self) -> float:
+        """How long what is under way may take to travel, over a link that is hardly of any use."""
+        return sum(pending.step.hidden.nbytes for pending in self.pending.values() if pending.is_live) / SLOWEST_LINK
 
     def commit(self) -> list[Pending]:
         """The run is done; its steps, in order."""

@@ -70,7 +70,7 @@ class Control:
                     self._sessions.start_replay(session, message)
             case wire.Close():
                 if (session := self._session(message.session)) is not None:
-                    session.end("closed by the client")
+                    session.end("closed by the client", by_client=True)
             case wire.Heartbeat():
                 self.life.on_heartbeat(message)
             case _:
@@ -82,7 +82,7 @@ class Control:
     def _on_closed(self, _error: SwarmError | None) -> None:
         self._tell_closed(self)
         for session in self._mine:
-            session.end("the client's control stream ended")
+            session.end("the client's control stream ended", by_client=True)
 
 
 class Controls:

@@ -106,6 +106,8 @@ class HostedSession:
             self.cache = self.runner.new_cache(self.start, self.stop, self.state.max_tokens)
         if ask.hold:
             push.hold()
+        else:
+            push.stop_holding()
         return push.journal_from
 
     def close_links(self) -> None:
