@@ -1,31 +1,32 @@
 """A real tiny model behind a real gateway and HTTP server: its blocks in this process, over the in-memory network."""
 
-import asyncio
 import json
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-import uvicorn
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from corolla.apps.gateway.app import create_app
 from corolla.apps.gateway.config import GatewayConfig
 from corolla.apps.gateway.gateway import Gateway
-from corolla.apps.gateway.models import load_model
+from corolla.apps.gateway.http_server import bind, serving, url_of
+from corolla.apps.gateway.models import GatewayModel, load_model
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.client.router import ServedModel
 from corolla.models.checkpoint import open_checkpoint
 from corolla.models.fingerprint import fingerprint
 from corolla.models.loading import load_span
 from corolla.models.testing import write_tiny
+from corolla.net.libp2p.addresses import HostPort
 from corolla.server.span import TorchSpanRunner
 
 torch.set_num_threads(1)
@@ -43,8 +44,12 @@ EOS = 256
 def tiny_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random llama of six blocks whose tokens are bytes: it can write anything, JSON too."""
     directory = tmp_path_factory.mktemp("gateway") / "tiny"
-    write_tiny(directory, "llama", vocab_size=VOCABULARY, eos_token_id=EOS, max_position_embeddings=1024)
+    write_tiny(
+        directory, "llama", vocab_size=VOCABULARY, eos_token_id=EOS, max_position_embeddings=1024,
+        initializer_range=0.3, max_shard_size="1GB",
+    )  # fmt: skip
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    _favour(directory, [alphabet.index(char) for char in "abcdefghijklmnopqrstuvwxyz"])
     vocabulary = {char: number for number, char in enumerate(alphabet)} | {"<eos>": EOS}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -53,6 +58,17 @@ def tiny_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", chat_template=TEMPLATE)
     fast.save_pretrained(directory)
     return directory
+
+
+def _favour(directory: Path, tokens: list[int]) -> None:
+    """Make the model write these only, when it takes the likeliest: text that a test can read and cut."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["lm_head.weight"]
+    others = torch.ones(len(head), dtype=torch.bool)
+    others[tokens] = False
+    head[others] = 0.0
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 @dataclass(slots=True)
@@ -116,16 +132,25 @@ class Front:
         return [json.loads(line) for line in lines[:-1]]
 
 
-Fronts = Callable[..., Any]
+@cache
+def loaded_span(directory: Path, span: str) -> TorchSpanRunner:
+    start, end = map(int, span.split(":"))
+    return TorchSpanRunner(load_span(open_checkpoint(directory), start, end, dtype=torch.float32))
 
 
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
+@cache
+def loaded_model(directory: Path) -> GatewayModel:
+    return load_model(open_checkpoint(directory), dtype=torch.float32, name="tiny")
 
 
 @asynccontextmanager
 async def open_front(
-    directory: Path, *, spans: tuple[str, ...] = ("0:3", "3:6"), cache_tokens: int = 16384, **config: Any
+    directory: Path,
+    *,
+    spans: tuple[str, ...] = ("0:3", "3:6"),
+    cache_tokens: int = 16384,
+    head_timeout_s: float = 10.0,
+    **config: Any,
 ) -> AsyncIterator[Front]:
     checkpoint = open_checkpoint(directory)
     served = ServedModel("tiny", fingerprint(checkpoint), checkpoint.num_blocks)
@@ -133,37 +158,22 @@ async def open_front(
         swarm = await stack.enter_async_context(MemorySwarm(num_blocks=checkpoint.num_blocks))
 
         async def serve(name: str, span: str) -> Any:
-            start, end = map(int, span.split(":"))
-            runner = TorchSpanRunner(load_span(checkpoint, start, end, dtype=torch.float32))
-            return await swarm.serve(name, span, cache_tokens=cache_tokens, model=served, runner=runner)
+            return await swarm.serve(
+                name, span, cache_tokens=cache_tokens, model=served, runner=loaded_span(directory, span)
+            )
 
         for number, span in enumerate(spans):
             await serve(f"server{number}", span)
         client = await swarm.client("gateway")
-        model = load_model(checkpoint, dtype=torch.float32, name="tiny")
-        gateway = Gateway(client, {"tiny": model}, GatewayConfig(**config))
+        gateway = Gateway(client, {"tiny": loaded_model(directory)}, GatewayConfig(**config))
         stack.push_async_callback(gateway.close)
-        url = await stack.enter_async_context(listening(create_app(gateway)))
+        own = stack.enter_context(bind(HostPort("ip4", "127.0.0.1", 0)))
+        await stack.enter_async_context(serving(create_app(gateway), own, head_timeout_s=head_timeout_s))
+        url = url_of(own)
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
         yield Front(
             url, gateway, swarm, http, serve, lambda: sum(len(handler.sessions) for handler in swarm.handlers.values())
         )
-
-
-@asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[str]:
-    """The application on a free port of this machine, on this event loop."""
-    with socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-        serving = asyncio.create_task(server.serve(sockets=[own]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        yield f"http://127.0.0.1:{own.getsockname()[1]}"
-        server.should_exit = True
-        await serving
 
 
 @pytest.fixture
@@ -174,13 +184,3 @@ def front(tiny_bytes: Path) -> Callable[..., Any]:
         return open_front(tiny_bytes, **config)
 
     return make
-
-
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """On a loop of its own, within a minute."""
-
-    async def bounded() -> Any:
-        async with asyncio.timeout(60):
-            return await work
-
-    return asyncio.run(bounded())

@@ -14,7 +14,7 @@ from typing import Final
 from corolla.apps.gateway.models import GatewayModel
 from corolla.client.session import Session
 from corolla.client.swarm import Swarm
-from corolla.errors import CacheFull, Overloaded, Refused
+from corolla.errors import Refused
 from corolla.models.local_half import LocalCache
 from corolla.wire.tensors import DType
 
@@ -24,6 +24,8 @@ HEADROOM_TOKENS: Final = 512
 """A session that may be continued is opened for so many more than its first answer needs."""
 WORTH: Final = 0.5
 """A kept session is taken when so much of it, or of the prompt, agrees: else it is better left to its own."""
+PATIENCE_S: Final = 0.25
+"""An `Open` that has no answer after this long may be waiting for cache that kept sessions hold."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,26 +115,38 @@ class Conversations:
         return best
 
     async def _open(self, model: GatewayModel, owner: str, *, room: int, rows: int, wire_dtype: DType) -> Lent:
-        """Kept sessions make room for one that is wanted now."""
-        with_headroom = min(room + HEADROOM_TOKENS, max(room, model.context_tokens)) if rows == 1 else room
-        wanted = with_headroom if self._max_kept else room
+        """A new session, with headroom if there is any for one that may be continued."""
+        with_headroom = min(room + HEADROOM_TOKENS, max(room, model.context_tokens))
+        wanted = with_headroom if self._max_kept and rows == 1 else room
         while True:
+            opening = self._swarm.start_session(model.served, max_tokens=wanted, max_rows=rows, wire_dtype=wire_dtype)
             try:
-                session = await self._swarm.start_session(
-                    model.served, max_tokens=wanted, max_rows=rows, wire_dtype=wire_dtype
-                )
-                return Lent(model, owner, session, model.half.new_cache(), wanted)
-            except (CacheFull, Overloaded):
+                session = await self._in_line(asyncio.ensure_future(opening))
+            except Refused:
                 if self._kept:
                     self._end(self._kept[0])
-                elif wanted == room:
-                    raise
-                else:
+                elif wanted > room:
                     wanted = room
-            except Refused:
-                if wanted == room:
+                else:
                     raise
-                wanted = room
+            else:
+                return Lent(model, owner, session, model.half.new_cache(), wanted)
+
+    async def _in_line(self, opening: "asyncio.Future[Session]") -> Session:
+        """Servers let an `Open` wait for cache: while one does, kept sessions make room, the longest unused first."""
+        try:
+            while True:
+                done, _ = await asyncio.wait((opening,), timeout=PATIENCE_S if self._kept else None)
+                if done:
+                    return opening.result()
+                if self._kept:
+                    self._end(self._kept[0])
+        except asyncio.CancelledError:
+            opening.cancel()
+            await asyncio.wait((opening,))
+            if not opening.cancelled() and opening.exception() is None:
+                opening.result().close()
+            raise
 
     def _end(self, lent: Lent) -> None:
         self._forget(lent)

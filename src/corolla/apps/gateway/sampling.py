@@ -4,6 +4,7 @@ Greedy (temperature 0) takes the likeliest, as `generate(do_sample=False)` does.
 is the model's own, before any of this.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ class Sampler:
             if sampling.seed is None:
                 self._chance.seed()
             else:
-                self._chance.manual_seed((sampling.seed + number) % 2**63)
+                self._chance.manual_seed(_seed_of(sampling.seed, number))
 
     def pick(self, logits: Tensor) -> Pick:
         """The next token, from `logits` [vocabulary]."""
@@ -111,6 +112,13 @@ class Sampler:
         logprobs = raw.log_softmax(-1)
         values, tokens = logprobs.topk(min(count, logprobs.numel()))
         return Likelihood(float(logprobs[token]), tuple(zip(tokens.tolist(), values.tolist(), strict=True)))
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """The seed of one choice. Not seed + number: choices of one request must not be those of the next seed."""
+    if number == 0:
+        return seed % 2**63
+    return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:8]) >> 1
 
 
 def make_samplers(sampling: Sampling, count: int, grammar: Callable[[], Grammar] | None) -> Sequence[Sampler]:
