@@ -211,7 +211,7 @@ class Session:
                     await self._news.wait()
                     return True
             except TimeoutError:
-                is_idle = all(hop.link.life.peer_queue_s == 0 for hop in self._ring.hops)
+                is_idle = all(hop.link.life.is_answering and hop.link.life.peer_queue_s == 0 for hop in self._ring.hops)
                 if is_idle and (self._ring.has_links or loop_time() >= began + patience_s):
                     return False
         raise HopFailed(self._ring.hops[-1].peer, f"no output came round within {self._config.step_timeout_s:g} s")

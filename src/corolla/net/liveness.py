@@ -157,6 +157,12 @@ class PeerLife:
         return self._pulse.rtt_s
 
     @property
+    def is_answering(self) -> bool:
+        """Whether it was heard lately: not silent for so long that it may be dead."""
+        self._listen()
+        return asyncio.get_running_loop().time() - self._pulse.last_heard < self.liveness.dead_after_s / 2
+
+    @property
     def false_alarms(self) -> int:
         """How often the peer was heard after it had been called dead."""
         self._listen()

@@ -58,6 +58,11 @@ class Push:
         if self._held_from is None:
             self._held_from = self._last_step_no + 1
 
+    def stop_holding(self) -> None:
+        """Go on, if nothing has been kept back so far; else a replay says from where."""
+        if self._held_from == self._last_step_no + 1:
+            self._held_from = None
+
     def onward(self, step: Step) -> None:
         """Push a step on to the next hop. Replayed ones only when that is rebuilt too."""
         if step.replay:
