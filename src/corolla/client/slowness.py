@@ -18,7 +18,7 @@ from typing import Final
 
 STEPS_TO_KNOW: Final = 8
 """Before so many steps nothing is usual yet: the first ones warm caches up."""
-STEPS_TO_BELIEVE: Final = 4
+STEPS_TO_BELIEVE: Final = 6
 """All of the newest must be slow: a busy machine's jitter passes sooner."""
 SLOWER: Final = 4.0
 """Times its usual. A server that shares its device with three more sessions may take that long, and is no worse off

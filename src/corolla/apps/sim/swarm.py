@@ -22,7 +22,7 @@ from corolla.ids import Fingerprint
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport
 from corolla.server.config import ServerConfig, SessionLimits
-from corolla.server.executor import InlineExecutor
+from corolla.server.executor import Executor, InlineExecutor
 from corolla.server.handler import Handler
 from corolla.server.runner import SpanRunner
 from corolla.server.serving import ServedSpan, serve_span
@@ -52,8 +52,12 @@ class MemorySwarm:
     async def serve(
         self, name: str, span: str, *, limits: SessionLimits | None = None, cache_tokens: int = 4096,
         model: ServedModel | None = None, quantization: str | None = None, runner: SpanRunner | None = None,
+        executor: Executor | None = None,
     ) -> Handler:  # fmt: skip
-        """A server of blocks `A:B`, announced when this returns. `runner`: what computes; a toy if left out."""
+        """A server of blocks `A:B`, announced when this returns. `runner`: what computes; a toy if left out.
+
+        `executor`: where it does; at once and on the loop if left out.
+        """
         start, end = (int(edge) for edge in span.split(":"))
         own = self._servers[name] = await self._stack.enter_async_context(AsyncExitStack())
         transport = await own.enter_async_context(self.network.transport(name))
@@ -62,7 +66,9 @@ class MemorySwarm:
         model = model or self.model
         served = ServedSpan(model.name, model.fingerprint, model.num_blocks, 1000.0, 1000.0, quantization=quantization)
         handler = await own.enter_async_context(
-            serve_span(transport, runner or ToySpan(start, end), InlineExecutor(), config, served, rng=self.rng)
+            serve_span(
+                transport, runner or ToySpan(start, end), executor or InlineExecutor(), config, served, rng=self.rng
+            )
         )
         self.handlers[name] = handler
         return handler

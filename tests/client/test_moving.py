@@ -1,0 +1,161 @@
+"""Leaving a server that still serves, because it drains or has become slow: make before break, and not too often."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from corolla.apps.sim.paced import Pace, PacedSpan
+from corolla.apps.sim.swarm import MemorySwarm
+from corolla.apps.sim.toy import hidden_of, numbers_of, whole_model
+from corolla.client.session import Session
+from corolla.clock import loop_time
+from corolla.net.memory.links import LinkConditions
+from corolla.net.memory.loop import run_virtual
+
+NUM_BLOCKS = 6
+STEP_S = 0.02
+TWENTY_TIMES = 20
+
+
+@dataclass(slots=True)
+class Scene:
+    """A swarm of paced servers and one session that writes."""
+
+    swarm: MemorySwarm
+    paces: dict[str, Pace] = field(default_factory=dict[str, Pace])
+    written: list[int] = field(default_factory=list[int])
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+
+    async def serve(self, name: str, span: str, step_s: float = STEP_S) -> None:
+        start, end = map(int, span.split(":"))
+        pace = self.paces[name] = Pace(step_s)
+        await self.swarm.serve(name, span, runner=PacedSpan(start, end, pace), executor=pace.executor)
+
+    def name_of(self, peer: str) -> str:
+        return next(name for name in self.paces if self.swarm.network.transport(name).peer == peer)
+
+    def in_use(self, session: Session) -> list[str]:
+        return [self.name_of(hop.peer_id) for hop in session.route]
+
+    async def write(self, session: Session, num_tokens: int) -> list[float]:
+        """So many single steps, each output compared; the seconds that each took."""
+        steps_s: list[float] = []
+        for _ in range(num_tokens):
+            self.written.append(self.rng.getrandbits(32))
+            began = loop_time()
+            output = await session.step(hidden_of([self.written[-1:]]), num_tokens=1, want="last")
+            steps_s.append(loop_time() - began)
+            assert output is not None
+            assert numbers_of(output) == whole_model(NUM_BLOCKS, self.written)[-1:]
+        return steps_s
+
+
+def play(story: Callable[[Scene, Session], Awaitable[None]], *spans: str) -> None:
+    """Two servers of each span, and a session over one of each."""
+
+    async def told() -> None:
+        async with MemorySwarm(num_blocks=NUM_BLOCKS, conditions=LinkConditions(0.002)) as swarm:
+            scene = Scene(swarm)
+            for number, span in enumerate(spans):
+                await scene.serve(f"a{number}", span)
+                await scene.serve(f"b{number}", span)
+            client = await swarm.client("client")
+            async with client.open_session(swarm.model, max_tokens=1000) as session:
+                await story(scene, session)
+
+    run_virtual(told(), limit_s=10_000)
+
+
+def test_a_server_that_becomes_twenty_times_slower_is_left_once_and_the_rate_is_back() -> None:
+    async def story(scene: Scene, session: Session) -> None:
+        before = await scene.write(session, 20)
+        slow = scene.in_use(session)[1]
+        scene.paces[slow].step_s *= TWENTY_TIMES
+        await scene.write(session, 12)
+        assert slow not in scene.in_use(session)
+        after = await scene.write(session, 200)
+        assert session.recoveries == 1, "it moved once"
+        assert max(after) < 1.5 * max(before)
+
+    play(story, "0:2", "2:4", "4:6")
+
+
+def test_a_whole_model_on_one_server_is_moved_to_another() -> None:
+    async def story(scene: Scene, session: Session) -> None:
+        await scene.write(session, 20)
+        (slow,) = scene.in_use(session)
+        scene.paces[slow].step_s *= TWENTY_TIMES
+        await scene.write(session, 12)
+        assert scene.in_use(session) != [slow]
+        assert session.recoveries == 1
+
+    play(story, "0:6")
+
+
+def test_when_all_become_slow_nobody_moves() -> None:
+    async def story(scene: Scene, session: Session) -> None:
+        await scene.write(session, 20)
+        for pace in scene.paces.values():
+            pace.step_s *= TWENTY_TIMES
+        await scene.write(session, 200)
+        assert session.recoveries == 0
+
+    play(story, "0:2", "2:4", "4:6")
+
+
+def test_where_nothing_better_is_known_the_slow_server_stays() -> None:
+    async def story(scene: Scene, session: Session) -> None:
+        await scene.write(session, 20)
+        slow = scene.in_use(session)[0]
+        other = next(name for name in scene.paces if name[1] == slow[1] and name != slow)
+        scene.swarm.network.kill(scene.swarm.network.transport(other).peer)
+        scene.paces[slow].step_s *= TWENTY_TIMES
+        await scene.write(session, 300)
+        assert slow in scene.in_use(session)
+        assert session.recoveries == 0
+
+    play(story, "0:3", "3:6")
+
+
+def test_a_slow_swarm_is_not_hammered() -> None:
+    """Whoever is chosen becomes as slow as the one before: moves come more and more seldom."""
+
+    async def story(scene: Scene, session: Session) -> None:
+        await scene.write(session, 20)
+        began = loop_time()
+        while loop_time() - began < 900:
+            for name, pace in scene.paces.items():
+                pace.step_s = STEP_S * (TWENTY_TIMES if name in scene.in_use(session) and name[1] == "0" else 1)
+            await scene.write(session, 1)
+            del scene.written[:]
+            session.trim(0)
+        assert session.recoveries <= 5
+
+    play(story, "0:3", "3:6")
+
+
+def test_jitter_moves_nobody() -> None:
+    async def story(scene: Scene, session: Session) -> None:
+        await scene.write(session, 20)
+        for _ in range(300):
+            for pace in scene.paces.values():
+                pace.step_s = STEP_S * scene.rng.choice((0.5, 1, 1, 1, 1, 1, 1, 2, 2, TWENTY_TIMES))
+            await scene.write(session, 1)
+        assert session.recoveries == 0
+
+    play(story, "0:2", "2:4", "4:6")
+
+
+def test_a_server_that_drains_is_left_between_two_steps_without_a_failed_one() -> None:
+    async def story(scene: Scene, session: Session) -> None:
+        before = await scene.write(session, 20)
+        leaving = scene.in_use(session)[1]
+        leave = asyncio.create_task(scene.swarm.leave(leaving))
+        during = await scene.write(session, 30)
+        assert leaving not in scene.in_use(session)
+        assert session.recoveries == 1
+        assert max(during) < 3 * max(before)
+        await leave
+
+    play(story, "0:2", "2:4", "4:6")
