@@ -1,11 +1,16 @@
-"""What all tests share: quiet threads, patient property tests, and a tokenizer for tiny random models."""
+"""What all tests share: quiet threads, patient property tests, a tokenizer for tiny random models, and a browser."""
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two tests at once must not fight over cores
 
@@ -36,3 +41,23 @@ def write_tokenizer() -> Callable[[Path], None]:
         fast.save_pretrained(directory)
 
     return write
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM_FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    """The system's Chromium, headless; it reaches nobody but what a test serves. Skips where there is none."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_FLAGS))
+        yield browser
+        browser.close()

@@ -1,41 +1,22 @@
 """The pages in a real browser, over a swarm in memory: what people do, what goes wrong, and what strangers send."""
 
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from starlette.responses import JSONResponse
 
 from corolla.apps.sim.toy_gateway import HELLO, ToyGateway
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # a busy machine is slow, not wrong
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-)  # fmt: skip
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 WAIT_MS = 30_000
 """A busy machine is slow, not wrong."""
 PHONE = {"width": 360, "height": 740}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    # Fonts and profiles belong to nobody's home directory here.
-    environment = {**os.environ, "NO_PROXY": "127.0.0.1"}
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS), env=environment)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
