@@ -95,7 +95,9 @@ def command(
 ) -> None:
     """Answer OpenAI's API over a swarm, with pages that show it.
 
-    The API is at /v1/, the pages at /. MODEL is a directory of safetensors, a GGUF file, or a hub's OWNER/NAME; several may be served by one gateway.
+    The API is at /v1/, the pages at /. MODEL is a directory of safetensors, a GGUF file, or a hub's OWNER/NAME; several
+    may be served by one gateway.
+
     Embeddings and head are loaded here, so callers need no weights. Prints one line with the address once it answers.
     """
     from corolla.apps.cli.network import chosen_servers, client_network

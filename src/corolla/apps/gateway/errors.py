@@ -36,6 +36,7 @@ class ApiError(Exception):
     param: str | None = None
     retry_after_s: int | None = None
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    headers: dict[str, str] = field(default_factory=dict[str, str])
 
     def __str__(self) -> str:
         return self.message
@@ -52,7 +53,9 @@ class ApiError(Exception):
         return {"error": error}
 
     def response(self) -> Response:
-        headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        headers = dict(self.headers)
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(self.retry_after_s)
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return Response(msgspec.json.encode(self.body()), self.status, headers, media_type="application/json")

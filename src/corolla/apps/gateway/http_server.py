@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Final
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -46,6 +47,11 @@ class _ImpatientProtocol(H11Protocol):
             self._unwatch()
         else:
             self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.conn.their_state is h11.SEND_BODY:
+            self.transport.close()  # answered before the whole body came (too large, too slow): no more of it
 
     @property
     def _is_asked(self) -> bool:

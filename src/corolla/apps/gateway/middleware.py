@@ -4,6 +4,7 @@ Logs say method, path, status and time; nothing of what was asked or answered.
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import Final
 
@@ -21,6 +22,8 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready", "/openapi.json"})
 """Answered without a key: they say nothing of anybody."""
 GUARDED: Final = ("/v1/", "/api/", "/metrics")
 MAX_HEADER_CHARS: Final = 512
+DRAIN_BYTES: Final = 16 << 20
+DRAIN_S: Final = 3.0
 
 
 class Guard:
@@ -51,6 +54,8 @@ class Guard:
                 raise
             answer = _from_router(error, scope) if isinstance(error, HTTPException) else as_api_error(error)
             self._gateway.metrics.refusals.labels(answer.code or str(answer.status)).inc()
+            if answer.status == 413:
+                await _drain(receive)
             await answer.response()(scope, receive, counted)
         finally:
             self._gateway.metrics.requests.labels(_endpoint(scope), str(status or 499)).inc()
@@ -97,7 +102,7 @@ def _from_router(error: HTTPException, scope: Scope) -> ApiError:
     """No such path, or no such method for it."""
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     said = f"there is no {_short(scope['method'])} {_short(scope['path'])} here" if code else error.detail
-    return ApiError(error.status_code, said, code)
+    return ApiError(error.status_code, said, code, headers=dict(error.headers or {}))
 
 
 def _check_length(request: Request, most: int) -> None:
@@ -127,6 +132,18 @@ def _bounded(receive: Receive, max_bytes: int, timeout_s: float) -> Receive:
         return message
 
     return bounded
+
+
+async def _drain(receive: Receive) -> None:
+    """Take some more of a body that is too large: else the caller's side breaks before it can read our answer."""
+    left = DRAIN_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            while left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                left -= len(message.get("body", b""))
 
 
 def _too_large(most: int) -> ApiError:
