@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from corolla.errors import BadInput
 from corolla.models.checkpoint import open_checkpoint
+from corolla.models.description import describe_model
 from corolla.models.loading import load_span
 from corolla.models.testing import load_chain, write_tiny
 
@@ -59,6 +60,12 @@ def test_eight_bit_floats_are_unpacked_as_transformers_unpacks_them(fp8):
     chain, whole = load_chain(open_checkpoint(fp8), [2]), AutoModelForCausalLM.from_pretrained(fp8)
     ids = torch.tensor([[5, 17, 99, 3]])
     assert torch.equal(chain(ids).logits, whole(ids).logits)
+
+
+@pytest.mark.parametrize("look", [describe_model, lambda checkpoint, **how: load_span(checkpoint, 0, 2, **how)])
+def test_what_comes_quantized_is_not_quantized_once_more(look, fp8):
+    with pytest.raises(BadInput, match=r"config\.json: its weights come quantized \(fp8\) .* leave --quant out"):
+        look(open_checkpoint(fp8), quantization="nf4")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from corolla.models.family import (
     watch_family,
 )
 from corolla.models.loading import checkpoint_dtype, needed_tensors, place_tensors
+from corolla.models.prequantized import check_not_quantized_twice
 from corolla.models.quantization import Quantization, bytes_when_quantized
 from corolla.models.skeleton import find_blocks, prune, text_config
 
@@ -111,7 +112,8 @@ class ModelDescription:
 def describe_model(
     checkpoint: Checkpoint, *, dtype: torch.dtype | None = None, quantization: Quantization = "none"
 ) -> ModelDescription:
-    """Look a model over without loading it. Raises BadInput when it cannot be cut at all."""
+    """Look a model over without loading it. Raises BadInput when it cannot be cut at all, or not quantized so."""
+    check_not_quantized_twice(checkpoint, quantization)
     config = read_config(checkpoint)
     family = causal_class(checkpoint, config)
     dtype = dtype or checkpoint_dtype(checkpoint, config)

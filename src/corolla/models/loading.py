@@ -17,10 +17,11 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.quantizers.base import HfQuantizer
 
 from corolla.errors import BadInput
+from corolla.models.building import building
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.dataflow import Dataflow
 from corolla.models.family import causal_class, inspect_family, outline_of, quiet, read_config, watch_family
-from corolla.models.prequantized import quantizer_of
+from corolla.models.prequantized import check_not_quantized_twice, quantizer_of
 from corolla.models.quantization import Quantization, quantization_config
 from corolla.models.skeleton import prune, stand_ins_for_pruned
 from corolla.models.sound import SoundTensor
@@ -48,6 +49,7 @@ def load_span(
     family cannot be cut, the weights are damaged, or what quantizes them is not installed.
     """
     check_span(checkpoint, start, end)
+    check_not_quantized_twice(checkpoint, quantization)
     config = read_config(checkpoint)
     family = causal_class(checkpoint, config)
     dtype = dtype or checkpoint_dtype(checkpoint, config)
@@ -109,7 +111,16 @@ def pruned_class(
     def tie(self: PreTrainedModel, missing_keys: set[str] | None = None, recompute_mapping: bool = True) -> None:
         family.tie_weights(self, missing_keys, recompute_mapping=False)  # from anew it would name what was pruned
 
-    own: dict[str, object] = {"__init__": build, "tie_weights": tie, "__module__": family.__module__, **members}
+    def contexts(_kind: type[PreTrainedModel], *args: Any, **kwargs: Any) -> list[object]:
+        return [building, *family.get_init_context(*args, **kwargs)]
+
+    own: dict[str, object] = {
+        "__init__": build,
+        "get_init_context": classmethod(contexts),
+        "tie_weights": tie,
+        "__module__": family.__module__,
+        **members,
+    }
     return cast(
         "type[PreTrainedModel]", new_class(family.__name__, (*bases, family), {}, lambda body: body.update(own))
     )

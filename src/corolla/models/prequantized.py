@@ -16,6 +16,7 @@ from transformers.quantizers.base import HfQuantizer
 from corolla.errors import BadInput
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.family import quiet
+from corolla.models.quantization import Quantization
 
 
 def quantizer_of(checkpoint: Checkpoint, outline: PreTrainedModel, device: torch.device | str) -> HfQuantizer | None:
@@ -41,6 +42,17 @@ def quantizer_of(checkpoint: Checkpoint, outline: PreTrainedModel, device: torch
             f"{file}: its weights are quantized ({method}) and cannot be loaded here: {_said(fault)}"
         ) from fault
     return quantizer
+
+
+def check_not_quantized_twice(checkpoint: Checkpoint, quantization: Quantization) -> None:
+    """Raises BadInput when weights that come quantized should be quantized once more."""
+    settings = quantization_of(checkpoint)
+    if settings is not None and quantization != "none":
+        method = settings.get("quant_method") or "some other way"
+        raise BadInput(
+            f"{checkpoint.directory / 'config.json'}: its weights come quantized ({method}) and cannot be held as "
+            f"{quantization} too: leave --quant out"
+        )
 
 
 def quantization_of(checkpoint: Checkpoint) -> Mapping[str, object] | None:
