@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from corolla.errors import JournalGap, OutOfOrder, Unsupported
+from corolla.errors import JournalGap, NeedsReplay, OutOfOrder, Unsupported
 from corolla.ids import PeerId, SessionId
 from corolla.server.session import (
     AnswerFromJournal,
@@ -137,7 +137,7 @@ def test_a_trim_rides_on_a_step_and_cannot_lengthen() -> None:
     current = after(step(0, 0, 5), step(1, 3, trim_to=3))
     assert current.position == 4
     assert isinstance(refused(current, step(2, 9, trim_to=9)).error, Unsupported)
-    assert isinstance(refused(replace(current, can_trim=False), step(2, 1, trim_to=1)).error, Unsupported)
+    assert isinstance(refused(replace(current, can_trim=False), step(2, 1, trim_to=1)).error, NeedsReplay)
 
 
 def test_the_session_never_grows_beyond_what_it_was_opened_for() -> None:

@@ -128,6 +128,8 @@ class Mender:
         match remedy_for(error, is_fed_by_us=is_fed_by_us, again=self._fruitless >= SUSPECT_AFTER):
             case "repeat":
                 await asyncio.sleep(OVERLOAD_PAUSE_S)
+            case "rebuild all":
+                self._ring.places = mark_fresh(self._ring.places, range(len(self._ring.places)))
             case "rebuild":
                 self._ring.places = mark_fresh(self._ring.places, [self._ring.hops.index(hop)])
             case "replace":

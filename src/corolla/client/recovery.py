@@ -68,10 +68,10 @@ class WrongAnswer(SwarmError):
     """An output is not what it must be, and has come by way of several servers."""
 
 
-Remedy = Literal["repeat", "rebuild", "replace", "leave", "ban", "part", "watch", "give up"]
-"""Send the step again after a pause; build that server's cache anew; put another in the place of one that is lost, of
-one that says it is no good, or of one that was wrong; stand between it and the server before it, or between all of its
-segment, to see for ourselves who is wrong; or tell the user."""
+Remedy = Literal["repeat", "rebuild", "rebuild all", "replace", "leave", "ban", "part", "watch", "give up"]
+"""Send the step again after a pause; build that server's cache anew, or everybody's; put another in the place of one
+that is lost, of one that says it is no good, or of one that was wrong; stand between it and the server before it, or
+between all of its segment, to see for ourselves who is wrong; or tell the user."""
 LinkRemedy = Literal["none", "replace", "repeat", "part"]
 """Old news; the other one is lost, and with it the link; let the two try again; or stand between them from now on."""
 
@@ -97,7 +97,9 @@ def remedy_for(fault: SwarmError, *, is_fed_by_us: bool, again: bool) -> Remedy:
             return "part"
         case OutOfOrder() | SessionLost() if again and not is_fed_by_us:
             return "part"
-        case NeedsReplay() | JournalGap() | OutOfOrder():  # it cannot get there from what it holds
+        case NeedsReplay():  # its state cannot go back, and so with the others: they hold blocks of the same model
+            return "rebuild all"
+        case JournalGap() | OutOfOrder():  # it cannot get there from what it holds
             return "rebuild"
         case SessionLost() | HopFailed() | RemoteProtocolError():
             return "replace"

@@ -22,7 +22,7 @@ session uses a position again for another token.
 
 from dataclasses import dataclass, replace
 
-from corolla.errors import JournalGap, OutOfOrder, Refused, RemoteProtocolError, Unsupported
+from corolla.errors import JournalGap, NeedsReplay, OutOfOrder, Refused, RemoteProtocolError, Unsupported
 from corolla.ids import PeerId, SessionId
 from corolla.wire.journal import MAX_RECENT
 from corolla.wire.messages import Open, Step
@@ -197,7 +197,10 @@ def _position_after_trim(state: SessionState, step: Step) -> int:
                 f"cannot trim to {step.trim_to} positions: {held} are held", value=str(step.trim_to), bound=str(held)
             )
         if not state.can_trim:
-            raise Unsupported("this model's state cannot be trimmed; open the session anew")
+            raise NeedsReplay(
+                f"this model's state cannot be brought back to {step.trim_to} positions: {held} are held",
+                value=str(step.trim_to), bound=str(held),
+            )  # fmt: skip
         held = step.trim_to
     if step.position != held:
         raise OutOfOrder(

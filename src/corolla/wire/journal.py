@@ -15,6 +15,7 @@ Hidden states [rows, tokens, size] only; bytes, no torch. One owner at a time.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from corolla.wire.messages import Step
 from corolla.wire.tensors import ITEM_BYTES, WireTensor
@@ -38,6 +39,9 @@ class _Segment:
 
 class Journal:
     """Steps pushed on by one peer for one session. Bounded: beyond `max_bytes` the oldest positions are dropped."""
+
+    trims_at_once: ClassVar[bool] = True
+    """Not every family can give back what a replay would give it too much."""
 
     def __init__(self, max_bytes: int) -> None:
         self.first_position = 0
@@ -65,6 +69,10 @@ class Journal:
     def add(self, step: Step) -> None:
         """Keep a step as it was pushed on. Step numbers grow by one."""
         assert step.step_no > self.last_step_no, "a step is pushed on once"
+        if step.trim_to is not None and self.trims_at_once:
+            while self._recent:
+                self._fold(self._recent.popleft())
+            self._trim(step.trim_to)
         self.last_step_no = step.step_no
         self._recent.append(step)
         self._nbytes += step.hidden.nbytes
