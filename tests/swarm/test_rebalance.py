@@ -63,10 +63,10 @@ def test_borders_of_the_model_are_kept() -> None:
 
 
 def test_of_the_servers_that_see_the_same_only_those_move_that_the_common_plan_names() -> None:
-    def server(name: str, start: int, end: int, state: State = "online") -> ServerView:
+    def server(name: str, start: int, end: int, state: State = "online", *, is_movable: bool = True) -> ServerView:
         said = Announcement(
             state=state, start=start, end=end, num_blocks=8, fingerprint=Fingerprint("0" * 32), model_name="model",
-            dtype="float32", decode_tokens_per_s=5.0,
+            dtype="float32", decode_tokens_per_s=5.0, is_movable=is_movable,
         )  # fmt: skip
         return ServerView(PeerId(name), said, expires_at=0.0)
 
@@ -83,6 +83,8 @@ def test_of_the_servers_that_see_the_same_only_those_move_that_the_common_plan_n
     assert not moves(claimed)
     leaving = View.of([server("a", 0, 4, "draining"), server("b", 0, 4), server("c", 0, 4)])
     assert moves(leaving) == {"b": range(4, 8)}
+    pinned = View.of([server(name, 0, 4, is_movable=name == "c") for name in "abc"])
+    assert moves(pinned) == {"c": range(4, 8)}
 
 
 # Against exhaustive search.

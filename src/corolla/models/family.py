@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from corolla.errors import BadInput
+from corolla.models.building import building
 from corolla.models.cache import with_calls
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.dataflow import Dataflow, plain_chain, watch_blocks
@@ -115,7 +116,7 @@ def causal_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTr
 
 def outline_of(family: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The whole model without its weights (meta device), made ready as its family needs it."""
-    with torch.device("meta"), quiet():
+    with building, torch.device("meta"), quiet():
         # What `AutoModel.from_config` calls; from there one cannot get at a class of our own.
         outline = family._from_config(copy.deepcopy(config), dtype=dtype)  # pyright: ignore[reportPrivateUsage]
     special_for(str(config.model_type)).prepare(outline)

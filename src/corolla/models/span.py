@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from corolla.errors import Unsupported
+from corolla.models.building import building
 from corolla.models.cache import SpanCache, with_calls
 from corolla.models.capabilities import Capabilities, find_capabilities
 from corolla.models.dataflow import Dataflow
@@ -166,7 +167,8 @@ class Span:
     def _run(self, door: Entry | Given, stream: Tensor, arguments: dict[str, object]) -> Tensor:
         door.hidden = stream
         try:
-            self._place.runner(**arguments)
+            with building:
+                self._place.runner(**arguments)
         except SpanDone as done:
             return done.hidden
         finally:

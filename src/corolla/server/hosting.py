@@ -5,11 +5,13 @@ are hosted as fit into what is free now (`memory.py`): all of them, or some, of 
 (`placing.py`).
 """
 
+import asyncio
+import gc
 import logging
 import math
 import time
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 import torch
 
@@ -22,7 +24,8 @@ from corolla.models.span import Span
 from corolla.models.tensors import TORCH_DTYPES
 from corolla.server.config import ServerConfig
 from corolla.server.device import free_memory_bytes
-from corolla.server.memory import HEADROOM_SHARE, LEAST_HEADROOM_BYTES, MemoryNeeds, MemoryPlan, plan_memory
+from corolla.server.memory import HEADROOM_SHARE, LEAST_HEADROOM_BYTES, MemoryNeeds, MemoryPlan, plan_memory, transition
+from corolla.server.span import TorchSpanRunner
 from corolla.server.speed import Speed, SpeedKey, recall_speed, remember_speed, remembered_speed
 
 log = logging.getLogger(__name__)
@@ -124,6 +127,32 @@ class Host:
         log.info(plan.sentence)
         if span.weight_bytes + cache_bytes > free_bytes:
             log.warning("a full cache would not fit into the free memory: serve fewer blocks, or pass --cache-tokens")
+
+
+class SpanLoader:
+    """`moving.Loader`: other blocks of the model, on the device that serves."""
+
+    def __init__(self, host: Host, plan: MemoryPlan) -> None:
+        self._host = host
+        self._plan = plan
+
+    async def load(self, span: range) -> tuple[TorchSpanRunner, Speed]:
+        loaded = await asyncio.to_thread(self._load, span)
+        return TorchSpanRunner(loaded.span), loaded.speed
+
+    def order(self, num_blocks: int) -> Literal["load_first", "leave_first"]:
+        _give_back_memory()
+        return transition(free_memory_bytes(self._host.config.device), self._plan, num_blocks)
+
+    def _load(self, span: range) -> LoadedSpan:
+        _give_back_memory()  # of blocks that nobody holds any more
+        return self._host.load(span.start, span.stop)
+
+
+def _give_back_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def memory_needs(about: ModelDescription, cache_tokens: int) -> MemoryNeeds:

@@ -45,14 +45,7 @@ class SwarmPublisher:
         self._times = times
 
     async def read(self) -> View:
-        view = await self._watcher.refresh()
-        return await without_silent(
-            view,
-            self._answers,
-            wall_now=self._transport.wall_time(),
-            lifetime_s=self._times.lifetime_s,
-            period_s=self._times.period_s,
-        )
+        return await read_living(self._transport, self._watcher, self._times)
 
     async def claim(self, span: range) -> None:
         await self._publish(msgspec.structs.replace(self._describe(), state="joining", start=span.start, end=span.stop))
@@ -69,12 +62,24 @@ class SwarmPublisher:
         key = announcement_key(said.fingerprint, self._transport.peer)
         await self._transport.records.put(key, said.encode(), self._times.lifetime_s)
 
-    async def _answers(self, peer: PeerId) -> bool:
+
+async def read_living(transport: Transport, watcher: Watcher, times: Lifetimes) -> View:
+    """Who is there now, without those who are late with their announcement and do not answer."""
+
+    async def answers(peer: PeerId) -> bool:
         try:
-            await self._transport.ping(peer, timeout_s=PING_TIMEOUT_S)
+            await transport.ping(peer, timeout_s=PING_TIMEOUT_S)
         except HopFailed:
             return False
         return True
+
+    return await without_silent(
+        await watcher.refresh(),
+        answers,
+        wall_now=transport.wall_time(),
+        lifetime_s=times.lifetime_s,
+        period_s=times.period_s,
+    )
 
 
 @asynccontextmanager

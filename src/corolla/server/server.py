@@ -26,6 +26,7 @@ from corolla.net.streams import Transport
 from corolla.server.config import ServerConfig
 from corolla.server.device import check_device
 from corolla.server.executor import DeviceThread
+from corolla.server.moving import Placement
 from corolla.server.publisher import Lifetimes, claimed_span
 from corolla.server.serving import ServedSpan, announcement_of, serve_span
 
@@ -76,40 +77,57 @@ async def run_server(
                 await transport.join(initial_peers, timeout_s=JOIN_TIMEOUT_S)
                 _require_reachable(await (check or _check_reach)(transport))
             host, begun = await loading
-            loaded = await _settled(transport, host, begun, is_alone=not initial_peers)
-            await _serve(transport, host, loaded, stop, on_ready)
+            loaded, placement = await _settled(transport, host, begun, is_alone=not initial_peers)
+            await _serve(transport, host, loaded, placement, stop, on_ready)
     finally:
         loading.cancel()
 
 
-async def _settled(transport: Transport, host: "Host", begun: "LoadedSpan | Room", *, is_alone: bool) -> "LoadedSpan":
-    """What is loaded already; or the blocks where this server helps most, agreed on with others and loaded."""
-    from corolla.server.hosting import Room
+async def _settled(
+    transport: Transport, host: "Host", begun: "LoadedSpan | Room", *, is_alone: bool
+) -> "tuple[LoadedSpan, Placement | None]":
+    """What is loaded already, to stay; or blocks where this server helps most, agreed on with others and loaded."""
+    from corolla.server.hosting import Room, SpanLoader
 
     if not isinstance(begun, Room):
-        return begun
+        return begun, None
     served = _served(host, begun.expected_speed or (0.0, 0.0))
     joining = announcement_of(
-        transport, host.config, served, state="joining", span=range(begun.plan.num_blocks), dtype=begun.dtype
+        transport,
+        host.config,
+        served,
+        state="joining",
+        span=range(begun.plan.num_blocks),
+        dtype=begun.dtype,
+        is_movable=True,
     )
     async with claimed_span(
         transport, joining, begun.plan.num_blocks, rng=random.Random(), is_alone=is_alone,  # noqa: S311 - spreads load
         cuts=begun.cuts, on_disk=begun.on_disk, times=_times(host.config),
     ) as span:  # fmt: skip
         log.info("hosting blocks %s:%s, where this server helps most", span.start, span.stop)
-        return await asyncio.to_thread(host.load, span.start, span.stop)
+        loaded = await asyncio.to_thread(host.load, span.start, span.stop)
+    return loaded, Placement(SpanLoader(host, begun.plan), begun.cuts)
 
 
 async def _serve(
-    transport: Transport, host: "Host", loaded: "LoadedSpan", stop: asyncio.Event, on_ready: Callable[[Ready], None]
+    transport: Transport,
+    host: "Host",
+    loaded: "LoadedSpan",
+    placement: Placement | None,
+    stop: asyncio.Event,
+    on_ready: Callable[[Ready], None],
 ) -> None:
     from corolla.server.span import TorchSpanRunner
 
     span = loaded.span
     served = _served(host, loaded.speed)
-    async with serve_span(transport, TorchSpanRunner(span), DeviceThread(), host.config, served):
+    runner = TorchSpanRunner(span)
+    async with serve_span(transport, runner, DeviceThread(), host.config, served, placement=placement) as handler:
         on_ready(Ready(transport.peer, span.start, span.end, tuple(transport.addresses)))
         await _until(stop, transport)
+    if isinstance(handler.runner, TorchSpanRunner):  # not on the way from span to span
+        host.remember(handler.runner.span, (handler.meter.decode_tokens_per_s, handler.meter.prefill_tokens_per_s))
 
 
 def _served(host: "Host", speed: "Speed") -> ServedSpan:

@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -18,7 +19,9 @@ from corolla.server.executor import Executor
 from corolla.server.followers import Followers
 from corolla.server.handler import Handler
 from corolla.server.kv import CachePool
+from corolla.server.moving import Claim, Mover, Placement
 from corolla.server.neighbours import Neighbours
+from corolla.server.publisher import Lifetimes, read_living
 from corolla.server.runner import SpanRunner
 from corolla.swarm.announcement import MAX_ADDRESSES, Announcement, State, clean_name
 from corolla.swarm.watch import Watcher
@@ -43,9 +46,12 @@ class ServedSpan:
 @asynccontextmanager
 async def serve_span(
     transport: Transport, runner: SpanRunner, executor: Executor, config: ServerConfig, served: ServedSpan, *,
-    rng: random.Random | None = None,
+    rng: random.Random | None = None, placement: Placement | None = None,
 ) -> AsyncIterator[Handler]:  # fmt: skip
-    """Answer requests on an open transport, announced, while the block lasts. `rng` spreads what is periodic."""
+    """Answer requests on an open transport, announced, while the block lasts.
+
+    `rng` spreads what is periodic. `placement`: the server may move to other blocks; None: it stays.
+    """
     pool, watcher = CachePool(config.cache_tokens), Watcher(transport, served.fingerprint)
     handler = Handler(
         transport, runner, executor, pool,
@@ -55,9 +61,10 @@ async def serve_span(
     followers = Followers(
         transport, watcher, lambda: range(handler.runner.facts.start, handler.runner.facts.end), rng=rng
     )
+    claim = Claim()
     announcer = Announcer(
         transport,
-        lambda: _announcement(transport, handler, followers, config, served),
+        lambda: _announcement(transport, handler, followers, config, served, claim, is_movable=placement is not None),
         period_s=config.announce_period_s,
         lifetime_s=config.record_lifetime_s,
         view=lambda: watcher.view,
@@ -66,7 +73,14 @@ async def serve_span(
     await handler.start()
     if not await announcer.announce():
         log.warning("the announcement is not kept by any other peer yet")
-    keepers = [asyncio.create_task(work) for work in (announcer.keep_announced(), followers.keep_measured())]
+    work = [announcer.keep_announced(), followers.keep_measured()]
+    if placement is not None:
+        read = partial(read_living, transport, watcher, Lifetimes(config.announce_period_s, config.record_lifetime_s))
+        mover = Mover(handler, claim, read, announcer.announce, placement, drain_timeout_s=config.drain_timeout_s)
+        work.append(mover.keep_placed(transport.peer))
+    keepers = [asyncio.create_task(each) for each in work]
+    for keeper in keepers:
+        keeper.add_done_callback(_tell_failure)
     try:
         yield handler
     finally:
@@ -81,14 +95,28 @@ async def serve_span(
         await executor.close()
 
 
+def _tell_failure(keeper: "asyncio.Task[None]") -> None:
+    if not keeper.cancelled() and (failure := keeper.exception()) is not None:
+        log.error("a task that should never end has failed", exc_info=failure)
+
+
 def _announcement(
-    transport: Transport, handler: Handler, followers: Followers, config: ServerConfig, served: ServedSpan
+    transport: Transport,
+    handler: Handler,
+    followers: Followers,
+    config: ServerConfig,
+    served: ServedSpan,
+    claim: Claim,
+    *,
+    is_movable: bool,
 ) -> Announcement:
     facts = handler.runner.facts
-    said = announcement_of(
-        transport, config, served, state="draining" if handler.is_leaving else "online",
-        span=range(facts.start, facts.end), dtype=facts.dtype,
-    )  # fmt: skip
+    state, span = "online", range(facts.start, facts.end)
+    if handler.is_leaving:
+        state = "draining"
+    elif claim.span is not None:
+        state, span = "joining", claim.span
+    said = announcement_of(transport, config, served, state=state, span=span, dtype=facts.dtype, is_movable=is_movable)
     return msgspec.structs.replace(
         said,
         decode_tokens_per_s=handler.meter.decode_tokens_per_s,
@@ -100,8 +128,9 @@ def _announcement(
 
 
 def announcement_of(
-    transport: Transport, config: ServerConfig, served: ServedSpan, *, state: State, span: range, dtype: str
-) -> Announcement:
+    transport: Transport, config: ServerConfig, served: ServedSpan, *, state: State, span: range, dtype: str,
+    is_movable: bool,
+) -> Announcement:  # fmt: skip
     """What a server that has nothing to do yet announces."""
     return Announcement(
         state=state,
@@ -121,4 +150,5 @@ def announcement_of(
         addresses=list(transport.addresses)[:MAX_ADDRESSES],
         announced_at=transport.wall_time(),
         commit=served.commit or "",
+        is_movable=is_movable,
     )

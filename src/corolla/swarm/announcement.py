@@ -80,6 +80,8 @@ class Announcement(Struct, frozen=True, kw_only=True, array_like=True):
     """The server's wall clock when it published this; 0: it does not say."""
     commit: Commit = ""
     """Of the hub's repository that the weights came from; the fingerprint, not this, says which weights they are."""
+    is_movable: bool = False
+    """The server goes where the swarm needs it; else it stays where its owner has put it."""
 
     def encode(self) -> bytes:
         """The record's value. When there are too many bytes, round trips go first (the longest), then addresses.

@@ -66,8 +66,10 @@ def choose_move(view: View, own: PeerId, model: Model, cost: CostModel, *, least
 
 
 def plan_for(view: View, model: Model, cost: CostModel) -> Plan:
-    """The plan that everybody makes who sees this view; only servers that are online move in it."""
-    movable = frozenset(server.peer for server in view.servers.values() if server.is_online)
+    """The plan that everybody makes who sees this view; in it move only servers that are online and may."""
+    movable = frozenset(
+        server.peer for server in view.servers.values() if server.is_online and server.announcement.is_movable
+    )
     return _planned(tuple(placed_servers(view, cost)), model, movable)
 
 

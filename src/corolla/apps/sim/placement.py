@@ -172,6 +172,7 @@ class SimServer:
         return Announcement(
             state=state, start=span.start, end=span.stop, num_blocks=self._churn.num_blocks, fingerprint=MODEL,
             model_name="model", dtype="bfloat16", decode_tokens_per_s=self._rate(span), free_cache_tokens=1 << 16,
+            is_movable=True,
         )  # fmt: skip
 
     def _rate(self, span: range) -> float:

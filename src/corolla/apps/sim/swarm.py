@@ -24,6 +24,7 @@ from corolla.net.memory.network import MemoryNetwork, MemoryTransport
 from corolla.server.config import ServerConfig, SessionLimits
 from corolla.server.executor import Executor, InlineExecutor
 from corolla.server.handler import Handler
+from corolla.server.moving import Placement
 from corolla.server.runner import SpanRunner
 from corolla.server.serving import ServedSpan, serve_span
 
@@ -52,11 +53,11 @@ class MemorySwarm:
     async def serve(
         self, name: str, span: str, *, limits: SessionLimits | None = None, cache_tokens: int = 4096,
         model: ServedModel | None = None, quantization: str | None = None, runner: SpanRunner | None = None,
-        executor: Executor | None = None,
+        executor: Executor | None = None, placement: Placement | None = None,
     ) -> Handler:  # fmt: skip
         """A server of blocks `A:B`, announced when this returns. `runner`: what computes; a toy if left out.
 
-        `executor`: where it does; at once and on the loop if left out.
+        `executor`: where it does; at once and on the loop if left out. `placement`: how it may move; if left out, not.
         """
         start, end = (int(edge) for edge in span.split(":"))
         own = self._servers[name] = await self._stack.enter_async_context(AsyncExitStack())
@@ -67,7 +68,13 @@ class MemorySwarm:
         served = ServedSpan(model.name, model.fingerprint, model.num_blocks, 1000.0, 1000.0, quantization=quantization)
         handler = await own.enter_async_context(
             serve_span(
-                transport, runner or ToySpan(start, end), executor or InlineExecutor(), config, served, rng=self.rng
+                transport,
+                runner or ToySpan(start, end),
+                executor or InlineExecutor(),
+                config,
+                served,
+                rng=self.rng,
+                placement=placement,
             )
         )
         self.handlers[name] = handler
