@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from corolla.wire.journal import MAX_RECENT, Journal
 from corolla.wire.messages import Step
 from corolla.wire.tensors import WireTensor
+from corolla.wire.verbatim import VerbatimJournal
 
 HUGE = 1 << 40
 
@@ -180,3 +181,58 @@ def test_a_journal_covers_a_step_when_nothing_before_it_is_missing() -> None:
     assert whole.covers(3)
     whole.skip(6)
     assert not whole.covers(3)
+
+
+# --- of exact sessions
+
+
+@given(st.data())
+def test_a_verbatim_journal_repeats_the_steps_as_they_were(data: st.DataObject) -> None:
+    journal, steps, held = VerbatimJournal(HUGE), list[Step](), 0
+    for step_no in range(data.draw(st.integers(1, 40))):
+        trim_to = data.draw(st.integers(1, held)) if held and data.draw(st.integers(0, 4)) == 0 else None
+        held = held if trim_to is None else trim_to
+        rows = [0] if held and data.draw(st.booleans()) else None
+        size = data.draw(st.integers(1, 5))
+        positions = [list(range(size))]
+        add(journal, step_no, held, positions, trim_to=trim_to, rows=rows)
+        steps.append(Step(step_no=step_no, position=held, hidden=hidden(positions), trim_to=trim_to, rows=rows))
+        held += size
+    kept = everything(journal, max_tokens=1, max_bytes=1)
+    assert kept[-len(journal.recent(0)) :] == steps[-MAX_RECENT:]
+    assert [(s.step_no, s.position, s.trim_to, s.rows, s.hidden) for s in kept] == [
+        (s.step_no, s.position, s.trim_to, s.rows, s.hidden) for s in steps
+    ]
+    assert all(step.replay and step.want == "none" for step in kept[: -len(journal.recent(0))])
+    again = VerbatimJournal(HUGE)
+    for step in kept:
+        (again.add_history if step.replay else again.add)(step)
+    assert [step.step_no for step in everything(again)] == [step.step_no for step in steps]
+    assert again.nbytes == journal.nbytes == sum(step.hidden.nbytes for step in steps)
+
+
+def test_a_verbatim_journal_goes_on_from_a_position() -> None:
+    journal = VerbatimJournal(HUGE)
+    for step_no in range(30):
+        add(journal, step_no, 2 * step_no, [[step_no, step_no]])
+    assert [step.step_no for step in journal.replay(34, 1, 1)] == [17, 18, 19, 20, 21]
+    assert list(journal.replay(58, 1, 1)) == []
+
+
+def test_beyond_its_cap_a_verbatim_journal_is_a_gap() -> None:
+    journal = VerbatimJournal(max_bytes=20 * 8)
+    for step_no in range(50):
+        add(journal, step_no, step_no, [[step_no]])
+        assert journal.nbytes <= 20 * 8
+    assert journal.first_position > 0
+    assert not journal.covers(49)
+
+
+def test_what_a_verbatim_journal_forgot_from_the_start_costs_nothing() -> None:
+    journal = VerbatimJournal(HUGE)
+    for step_no in range(20):
+        add(journal, step_no, step_no, [[step_no]])
+    for step_no in range(20, 40):
+        add(journal, step_no, step_no - 20, [[step_no]], trim_to=0 if step_no == 20 else None)
+    assert [step.step_no for step in everything(journal)] == list(range(20, 40))
+    assert journal.nbytes == 20 * 8

@@ -54,6 +54,7 @@ class AutoDistributedModelForCausalLM:
         allowed_servers: Sequence[str] | None = None,
         blocked_servers: Sequence[str] | None = None,
         quantization: str = "any",
+        exact: bool = False,
         has_tokenizer: bool = False,
         progress: Progress | None = None,
         **unknown: Any,
@@ -65,7 +66,8 @@ class AutoDistributedModelForCausalLM:
         None keeps the checkpoint's own. `source`: revision, token and cache of a hub's OWNER/NAME; `has_tokenizer`
         also gets the files of its tokenizer. `swarm_key`: the key file of a private swarm. `allowed_servers`,
         `blocked_servers`: peer ids of the only servers to use, and of those never to use. `quantization`: "none" for
-        servers alone that hold the weights as they are. `progress` is told how a download goes;
+        servers alone that hold the weights as they are. `exact`: bit for bit the same text when servers are lost, in
+        every dtype. `progress` is told how a download goes;
         None: the log is. Raises BadInput (model, arguments) or NoPeers.
         """
         if unknown:
@@ -76,6 +78,8 @@ class AutoDistributedModelForCausalLM:
         config = config or ClientConfig()
         if allowed_servers is not None or blocked_servers is not None or quantization != "any":
             config = replace(config, servers=read_lists(allowed_servers, blocked_servers, quantization))
+        if exact:
+            config = replace(config, exact=True)
         if network is None:
             keys = load_keys([] if swarm_key is None else [Path(swarm_key)])
             network = NetworkConfig(is_client=True, gate=GateConfig(keys=keys))

@@ -33,6 +33,9 @@ class ClientConfig:
     cost: CostModel = field(default_factory=CostModel)
     mode: Mode = "min_latency"
     """Of routes: the fastest chain for one who waits, or ("max_throughput") spread over chains for batch work."""
+    exact: bool = False
+    """Bit for bit the same text however often servers are lost, in every number format: replays then repeat each step
+    as it was, which takes longer."""
     servers: ServerLists = field(default_factory=ServerLists)
     """Whom to be served by; the default is anybody."""
 

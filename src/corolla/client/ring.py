@@ -25,6 +25,7 @@ from corolla.errors import (
     RemoteProtocolError,
     SessionLost,
     SwarmError,
+    Unsupported,
 )
 from corolla.ids import PeerId, new_session_id
 from corolla.models.finite import is_finite
@@ -32,6 +33,7 @@ from corolla.swarm.route import Route
 from corolla.wire import messages as wire
 from corolla.wire.journal import Journal
 from corolla.wire.tensors import DType, WireTensor
+from corolla.wire.verbatim import VerbatimJournal
 
 T = TypeVar("T")
 
@@ -82,6 +84,7 @@ class Ring:
         max_tokens: int,
         max_rows: int,
         wire_dtype: DType,
+        exact: bool = False,
     ) -> None:
         self.places: list[Place] = []
         self.hops: list[Hop] = []
@@ -92,7 +95,10 @@ class Ring:
         """Routes that were taken, the first one included."""
         self.suspect_links: set[tuple[PeerId, PeerId]] = set()
         """Links of this route that one of its servers could not use once."""
-        self.heads: dict[int, Journal] = {0: Journal(UNBOUNDED)}
+        self._exact = exact
+        self._longest_step = 0
+        """Positions × rows of the longest step so far."""
+        self.heads: dict[int, Journal] = {0: self._new_journal()}
         """First block of each segment → what the client pushed there."""
         self.standby: dict[PeerId, Hop] = {}
         """Servers that are built up beside the route."""
@@ -136,6 +142,7 @@ class Ring:
             pending.step, hidden=hidden, want=self.want_at(pending, at), route_version=self.version,
             timings=pending.timings if at else [],
         )  # fmt: skip
+        self._longest_step = max(self._longest_step, step.hidden.shape[0] * step.hidden.shape[1])
         journal = self.heads[at]
         if step.step_no > journal.last_step_no:
             journal.forgettable_from = self._steps.next_no
@@ -182,7 +189,7 @@ class Ring:
         if start not in self.heads:
             if on_suspicion:
                 self._watched[start] = self._pair_at(self.places, start)
-            journal = self.heads[start] = Journal(UNBOUNDED)
+            journal = self.heads[start] = self._new_journal()
             journal.skip(self._steps.position)
             self.heads = dict(sorted(self.heads.items()))
 
@@ -295,10 +302,26 @@ class Ring:
         for hop, answer in zip(hops, answers, strict=True):
             if isinstance(answer, _MAY_DO_ELSEWHERE):
                 self.drop(hop, answer)
-        return [
-            Held(opened.cached_tokens, opened.last_step_no, opened.journal_from)
-            for opened in _all_or_failed(places, answers)
-        ]
+        opened_all = _all_or_failed(places, answers)
+        if self._exact:
+            self._check_lengths(places, opened_all)
+        return [Held(opened.cached_tokens, opened.last_step_no, opened.journal_from) for opened in opened_all]
+
+    def _check_lengths(self, places: Sequence[Place], opened_all: Sequence[wire.Opened]) -> None:
+        """Steps that were taken once are repeated as they were: a server that takes only shorter ones will not do."""
+        short = {
+            place.peer: Unsupported(
+                f"server {place.peer} takes {opened.max_chunk_tokens} tokens in one step; this exact session has a "
+                f"step of {self._longest_step}", value=str(self._longest_step), bound=str(opened.max_chunk_tokens),
+            )
+            for place, opened in zip(places, opened_all, strict=True)
+            if opened.max_chunk_tokens < self._longest_step
+        }  # fmt: skip
+        for hop in self.hops:
+            if hop.peer in short:
+                hop.close()
+        if short:
+            raise PlacesFailed(short, [place.start for place in places if place.peer in short])
 
     async def _hop_for(self, place: Place) -> Hop:
         """The hop that holds this place already, or a new one. A server that takes other blocks begins afresh."""
@@ -332,6 +355,7 @@ class Ring:
             hold=feeds_fresh and not place.is_fresh and self.version > 0,
             replay_on=feeds_fresh and place.is_fresh,
             wire_dtype=self._wire_dtype,
+            exact=self._exact,
         )
 
     async def _connect(self) -> None:
@@ -411,7 +435,7 @@ class Ring:
         self._refed = {head for head in self.heads if 0 < head <= max(gaps, default=0)}
         self._replaying = {}
         for head in self._refed:
-            self.heads[head] = Journal(UNBOUNDED)
+            self.heads[head] = self._new_journal()
         if self._refed:
             for pending in self._steps.pending.values():
                 pending.at = 0
@@ -419,6 +443,9 @@ class Ring:
     def _tail_of(self, head: int) -> int:
         end = self.head_after(head) or self._model.num_blocks
         return next(index for index, hop in enumerate(self.hops) if hop.end == end)
+
+    def _new_journal(self) -> Journal:
+        return (VerbatimJournal if self._exact else Journal)(UNBOUNDED)
 
     def new_hop(self, link: ServerLink, start: int, end: int) -> Hop:
         return Hop(link, self._session, start, end, self._listener)

@@ -68,8 +68,9 @@ class Session:
         self._router = swarm.router(model)
         self._steps = steps = Steps(max_tokens, max_rows)
         self._ring = ring = Ring(
-            swarm, model, self, steps, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=wire_dtype
-        )
+            swarm, model, self, steps, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=wire_dtype,
+            exact=config.exact,
+        )  # fmt: skip
         self._lock = asyncio.Lock()
         """Held while steps are under way."""
         substitutes = Substitutes(swarm, model, config, tokens_needed=max_tokens * max_rows)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from corolla.net.channel import Channel
 from corolla.wire.journal import MAX_RECENT, Journal
 from corolla.wire.messages import Output, Step
+from corolla.wire.verbatim import VerbatimJournal
 
 MAX_JOURNAL_BYTES = 256 << 20
 PACED_BYTES = 4 << 20
@@ -46,9 +47,9 @@ class Push:
         """Bytes of host memory that the journal holds."""
         return self._journal.nbytes
 
-    def reset(self) -> None:
-        """Forget everything: the session begins anew."""
-        self._journal = Journal(self._journal.max_bytes)
+    def reset(self, *, exact: bool = False) -> None:
+        """Forget everything: the session begins anew. `exact`: keep steps as they were."""
+        self._journal = (VerbatimJournal if exact else Journal)(self._journal.max_bytes)
         self._replies.clear()
         self._held_from = None
         self._passed_back.clear()

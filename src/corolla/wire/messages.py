@@ -77,6 +77,8 @@ class Open(Message, tag="open", frozen=True, kw_only=True):
     """Push steps marked `replay` on to `next` too: it is being built anew as well."""
     wire_dtype: DType
     adapter: Word | None = None
+    exact: bool = False
+    """Never together with another session in one pass; replays repeat the steps as they were."""
     proof: Annotated[bytes, Meta(max_length=64)] = b""
     """HMAC with the swarm key; empty in an open swarm."""
 

@@ -2,7 +2,8 @@
 
 A replay computes in one long step what was computed token by token before. Kernels round differently with a step's
 shape, and where the best two tokens are closer than that, the other one may win; from there the texts part. A random
-model has near-ties at every turn, a trained one has few: both are measured.
+model has near-ties at every turn, a trained one has few: both are measured. An exact session repeats every step as it
+was, and no text may differ.
 """
 
 import asyncio
@@ -34,7 +35,12 @@ TOPICS: Final = (
     "street", "salt", "letter", "mountain", "garden", "sea", "mirror", "violin", "rain", "teacher",
     "star", "apple", "bridge", "dream", "friend", "paper", "winter", "dog", "island", "candle",
 )  # fmt: skip
-FORMATS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+KINDS: Final = {
+    "fp32": (torch.float32, False),
+    "bf16": (torch.bfloat16, False),
+    "bf16, exact": (torch.bfloat16, True),
+}
+"""Number format, and whether sessions are exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +61,9 @@ def run(texts: int) -> None:
     torch.set_num_threads(1)
     console.print(f"corolla bench near-ties: {texts} texts of {NUM_TOKENS} tokens, one stage's state lost before")
     console.print(f"token {LOST_AT}\n{describe_setup()}")
-    table = Table("model", *(f"texts that differ, {name}" for name in FORMATS), box=None, header_style="bold")
+    table = Table("model", *(f"texts that differ, {name}" for name in KINDS), box=None, header_style="bold")
     for subject in _subjects(console, texts):
-        counts = [asyncio.run(_count_differing(subject, dtype)) for dtype in FORMATS.values()]
+        counts = [asyncio.run(_count_differing(subject, dtype, exact)) for dtype, exact in KINDS.values()]
         table.add_row(subject.name, *(f"{count} of {len(subject.prompts)}" for count in counts))
     console.print(table)
 
@@ -82,15 +88,15 @@ def _say(sentence: str) -> None:
     sys.stderr.write(f"{sentence}\n")
 
 
-async def _count_differing(subject: Subject, dtype: torch.dtype) -> int:
+async def _count_differing(subject: Subject, dtype: torch.dtype, exact: bool) -> int:
     async with joined_stages(subject.directory, subject.spans, dtype, replicas=1) as stages:
-        return sum([await _differs(stages, subject, number) for number in range(len(subject.prompts))])
+        return sum([await _differs(stages, subject, number, exact) for number in range(len(subject.prompts))])
 
 
-async def _differs(stages: Stages, subject: Subject, number: int) -> bool:
+async def _differs(stages: Stages, subject: Subject, number: int, exact: bool) -> bool:
     prompt = subject.prompts[number]
-    whole = await stages.write(prompt, NUM_TOKENS)
-    lossy = await stages.write(prompt, NUM_TOKENS, [(LOST_AT, number % len(subject.spans))])
+    whole = await stages.write(prompt, NUM_TOKENS, exact=exact)
+    lossy = await stages.write(prompt, NUM_TOKENS, [(LOST_AT, number % len(subject.spans))], exact=exact)
     assert lossy.recoveries, "nothing was lost"
     return _until(whole.tokens, subject.end) != _until(lossy.tokens, subject.end)
 

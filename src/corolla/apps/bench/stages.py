@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -34,10 +34,12 @@ class Stages:
     model: ServedModel
     ends: Ends
 
-    async def write(self, prompt: torch.Tensor, num_tokens: int, losses: Sequence[Loss] = ()) -> Written:
+    async def write(
+        self, prompt: torch.Tensor, num_tokens: int, losses: Sequence[Loss] = (), *, exact: bool = False
+    ) -> Written:
         """One text on a session of its own."""
         session = FragileSession(
-            self.swarm, self.model, CONFIG, max_tokens=prompt.shape[1] + num_tokens, max_rows=1,
+            self.swarm, self.model, replace(CONFIG, exact=exact), max_tokens=prompt.shape[1] + num_tokens, max_rows=1,
             wire_dtype=wire_dtype(self.ends.embedding.dtype),
         )  # fmt: skip
         await session.start()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from corolla.apps.cli.options import (
+    exact_option,
     join_option,
     logging_options,
     require_peers,
@@ -35,6 +36,7 @@ START_ANEW = "/new"
 @join_option
 @server_list_options
 @sampling_options
+@exact_option
 @click.option(
     "--max-context", type=click.IntRange(min=2), metavar="N", help="Longest conversation, in tokens. Default: 4096."
 )

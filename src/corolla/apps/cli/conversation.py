@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from corolla import AutoDistributedModelForCausalLM
-from corolla.apps.cli.network import chosen_servers, client_network
+from corolla.apps.cli.network import chosen_servers, client_network, is_exact
 from corolla.client.config import ClientConfig
 from corolla.errors import BadInput
 from corolla.models.frugal import give_back_freed
@@ -117,7 +117,7 @@ def open_model(
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model = AutoDistributedModelForCausalLM.from_pretrained(
-        name_or_dir, initial_peers=peers, dtype=dtype, config=ClientConfig(servers=chosen_servers()),
+        name_or_dir, initial_peers=peers, dtype=dtype, config=ClientConfig(servers=chosen_servers(), exact=is_exact()),
         network=client_network(), source=source, has_tokenizer=True, progress=progress,
     )  # fmt: skip
     swarm_model = SwarmModel(model, load_tokenizer(model.checkpoint.directory))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from corolla.apps.cli.options import (
+    exact_option,
     join_option,
     logging_options,
     require_peers,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @join_option
 @server_list_options
 @sampling_options
+@exact_option
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @source_options
 @logging_options("warning")

@@ -43,6 +43,11 @@ def chosen_servers() -> ServerLists:
     return read_lists(settings.allow_servers or None, settings.block_servers, settings.server_quantization)
 
 
+def is_exact() -> bool:
+    """Whether `--exact` was given."""
+    return _settings().exact
+
+
 def _settings() -> RunSettings:
     context = click.get_current_context(silent=True)
     settings = context.find_root().obj if context is not None else None

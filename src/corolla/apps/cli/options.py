@@ -121,6 +121,17 @@ def server_list_options(command: Decorated) -> Decorated:
     return command
 
 
+def exact_option(command: Decorated) -> Decorated:
+    """`--exact`, which needs no passing on."""
+    return click.option(
+        "--exact",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_exact,
+        help="Bit for bit the same text when servers are lost, in every number format; replacing one takes longer.",
+    )(command)
+
+
 def listen_options(command: Decorated) -> Decorated:
     """`listen` and `announce`; and `--allow`, which needs no passing on."""
     command = _allow_option(command)
@@ -217,6 +228,12 @@ def _set_servers(ctx: click.Context, param: click.Parameter, value: tuple[str, .
             settings.allow_servers = value
         else:
             settings.block_servers = value
+
+
+def _set_exact(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    settings = ctx.find_root().obj
+    if isinstance(settings, RunSettings):
+        settings.exact = value
 
 
 def _set_server_quantization(ctx: click.Context, _param: click.Parameter, value: str) -> None:

@@ -18,5 +18,7 @@ class RunSettings:
     """Peer ids of the only servers to use; none: all."""
     block_servers: tuple[str, ...] = ()
     """Peer ids of servers not to use."""
+    exact: bool = False
+    """Replays repeat each step as it was: the same text, bit for bit, when servers are lost."""
     server_quantization: str = "any"
     """`none`: only servers whose weights are not quantized."""

@@ -1,0 +1,60 @@
+"""A journal for exact sessions: every step as it was, however long ago, so that a replay computes what was computed.
+
+`wire/journal.py` folds old steps into the history that they amount to, and replays that in long steps. Kernels round
+differently with a step's shape, so in other formats than float32 a cache that is built so differs in its last bits.
+Here a replay repeats the steps one by one, with their trims and gathers. It costs as many steps as the text had, and
+keeps positions that were trimmed away.
+"""
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from corolla.wire.journal import Journal
+from corolla.wire.messages import Step
+
+
+class VerbatimJournal(Journal):
+    """Bounded like the other; beyond that all of it is a gap: no cache can be built from the rest."""
+
+    trims_at_once = False
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self._log: list[Step] = []
+        """All that is older than the recent ones."""
+
+    @property
+    def history_end(self) -> int:
+        return _end_of(self._log[-1]) if self._log else self.first_position
+
+    def skip(self, num_tokens: int) -> None:
+        super().skip(num_tokens)
+        self._log.clear()
+
+    def replay(self, from_position: int, max_tokens: int, max_bytes: int) -> Iterator[Step]:
+        """The steps after the one that ended at this position; no shorter ones, whatever the receiver takes."""
+        first = 0
+        if from_position > 0:
+            ends = [_end_of(step) for step in (*self._log, *self._recent)]
+            first = max((index + 1 for index, end in enumerate(ends) if end == from_position), default=0)
+        for step in self._log[first:]:
+            yield replace(step, want="none", replay=True)
+
+    def compact(self) -> None:
+        """Nothing is merged."""
+
+    def _fold(self, step: Step) -> None:
+        if step.trim_to == 0 and step.rows is None:
+            self._nbytes -= sum(older.hidden.nbytes for older in self._log)
+            self._log.clear()
+        self._log.append(step)
+
+    def _drop_oldest(self) -> None:
+        self.first_position = self.history_end
+        self._nbytes -= sum(step.hidden.nbytes for step in self._log)
+        self._log.clear()
+
+
+def _end_of(step: Step) -> int:
+    return step.position + step.hidden.shape[1]
