@@ -1,5 +1,6 @@
 """The JSON behind the pages: `corolla status` and more, and answers for their owners only."""
 
+import asyncio
 import json
 
 import pytest
@@ -7,9 +8,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.testclient import TestClient
+from starlette.types import Message
 
-from corolla.apps.gateway.observer import Observer
-from corolla.apps.gateway.state import state_as_json, state_routes, told
+from corolla.apps.gateway.observer import Observer, ObserverConfig
+from corolla.apps.gateway.state import SEND_TIMEOUT_S, StateStream, state_as_json, state_routes, told
 from corolla.apps.gateway.traces import HopTimes, TracedHop, TracedRoute, TraceStore
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.status.facts import as_json
@@ -102,6 +104,34 @@ def test_events_tell_the_state_now_and_every_look_after() -> None:
             assert healths(await anext(events)) == ["fragile"]
             assert await anext(events) == ": nothing new\n\n"
             await events.aclose()
+
+    run_virtual(live())
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_reader_that_hangs_up_or_reads_nothing_gives_its_place_back(reads: bool) -> None:
+    async def live() -> None:
+        async with MemorySwarm(num_blocks=8) as swarm:
+            observer = Observer(await swarm.join("gateway", is_client=True), config=ObserverConfig(max_watchers=1))
+            began, sent = asyncio.get_running_loop().time(), asyncio.Event()
+
+            async def send(message: Message) -> None:
+                if message["type"] == "http.response.body":
+                    sent.set()
+                    assert observer.is_crowded
+                    if not reads:
+                        await asyncio.sleep(3600)
+
+            async def receive() -> Message:
+                await sent.wait()
+                if not reads:
+                    await asyncio.sleep(3600)
+                return {"type": "http.disconnect"}
+
+            await StateStream(observer)({"type": "http"}, receive, send)
+            assert not observer.is_crowded
+            waited_s = asyncio.get_running_loop().time() - began
+            assert waited_s == pytest.approx(0 if reads else SEND_TIMEOUT_S, abs=1)
 
     run_virtual(live())
 

@@ -8,18 +8,23 @@
 Who may ask is the gateway's business: `Authorize` gives the caller's name (empty where there are no keys) or raises.
 """
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from corolla import __version__
 from corolla.apps.gateway import trace_facts
+from corolla.apps.gateway.connections import run_until_gone
 from corolla.apps.gateway.observer import Observer, SwarmState
 from corolla.apps.gateway.traces import MAX_TRACES, TraceStore
 from corolla.apps.status.facts import as_json
@@ -30,6 +35,7 @@ Authorize = Callable[[Request], Awaitable[str]]
 
 KEEP_ALIVE_S: Final = 15.0
 """A comment this often keeps proxies from closing a quiet stream, and tells us of readers that are gone."""
+SEND_TIMEOUT_S: Final = 30.0
 UNCACHED: Final = {"Cache-Control": "no-store"}
 
 
@@ -49,7 +55,7 @@ def state_routes(observer: Observer, traces: TraceStore, authorize: Authorize = 
         await authorize(request)
         if observer.is_crowded:
             raise HTTPException(503, "too many watch the swarm already; read /api/v1/state now and then")
-        return StreamingResponse(told(observer), media_type="text/event-stream", headers=UNCACHED)
+        return StateStream(observer)
 
     async def latest(request: Request) -> Response:
         owner = await authorize(request)
@@ -68,6 +74,28 @@ def state_routes(observer: Observer, traces: TraceStore, authorize: Authorize = 
         Route("/api/v1/traces", latest),
         Route("/api/v1/traces/{trace_id}", one),
     ]
+
+
+class StateStream(Response):
+    """The state as server-sent events, until the reader hangs up or takes nothing for too long."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__(headers={**UNCACHED, "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._observer = observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(ClientDisconnect, TimeoutError):  # there is nobody to tell
+            await run_until_gone(receive, self._write(send))
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(told(self._observer)) as events:
+            async for event in events:
+                async with asyncio.timeout(SEND_TIMEOUT_S):  # who does not read holds a place that others want
+                    await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
 
 
 def state_as_json(state: SwarmState) -> dict[str, Any]:
