@@ -1,5 +1,6 @@
 """The pages in a real browser, over a swarm in memory: what people do, what goes wrong, and what strangers send."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -263,6 +264,25 @@ def test_the_swarm_page_lives_while_a_server_is_killed_and_another_joins(browser
         gateway.serve("shed", "0:30")
         expect(page.locator(".health")).to_have_text("healthy", timeout=WAIT_MS)
         assert loads == []
+
+
+def test_a_large_swarm_stays_readable(browser: Browser, gateway: ToyGateway) -> None:
+    state = json.loads(gateway.get("/api/v1/state"))
+    [model] = state["models"]
+    server = {
+        "name": "", "state": "online", "dtype": "bfloat16", "quantization": None, "decode_tokens_per_s": 9.5,
+        "free_cache_tokens": 100, "queue_s": 0.0, "rtt_s": 0.01, "version": "0.1.0", "is_silent": False,
+    }  # fmt: skip
+    spans = [(first % 25, first % 25 + 5) for first in range(600)]
+    model["servers"] = [{**server, "peer": f"peer{n:08}", "blocks": f"{a}:{b}"} for n, (a, b) in enumerate(spans)]
+    with watched(browser.new_context(), gateway) as page:
+        body = f"event: state\ndata: {json.dumps(state)}\n\n"
+        page.route("**/api/v1/events", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+        page.goto(f"{gateway.url}/swarm")
+        expect(page.locator(".servers tbody tr")).to_have_count(50)
+        expect(page.locator(".map .span").first).to_have_text("24 servers")
+        page.get_by_role("button", name="Show all 600 servers").click()
+        expect(page.locator(".servers tbody tr")).to_have_count(600)
 
 
 def test_a_strangers_name_is_only_text(browser: Browser, gateway: ToyGateway) -> None:

@@ -87,6 +87,10 @@ class ToyGateway:
         with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310
             return answer.read().decode()
 
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:  # noqa: S310 - our own
+            return answer.read().decode()
+
     # --- what befalls the swarm
 
     def serve(self, name: str, span: str) -> None:

@@ -1,7 +1,7 @@
 // Coverage at a glance: a strip that says how many servers each block has, and below it each span where it lies.
 // Sizes are set through the style object: the page's policy allows no styles in markup.
 
-import { el, reconcile, set } from "./dom.js";
+import { el, reconcile, say, set } from "./dom.js";
 import { blocks, serverName } from "./format.js";
 
 const MOST_LANES = 10;
@@ -20,9 +20,9 @@ export function showBlockMap(map, model) {
   const numBlocks = model.num_blocks;
   const runs = model.coverage.length ? model.coverage : [{ blocks: `0:${numBlocks}`, servers: 0 }];
   set(map, { "aria-label": `Servers of each block: ${runs.map(saidRun).join(", ")}` });
-  reconcile(map.coverage, runs, (run) => run.blocks, () => el("div", {}), (cell, run) => {
+  reconcile(map.coverage, runs, (run) => run.blocks, () => el("div", {}, el("span", {})), (cell, run) => {
     set(cell, { class: `run ${kindOf(run.servers)}`, title: saidRun(run) });
-    cell.textContent = run.servers;
+    say(cell.firstChild, String(run.servers));
     place(cell, run.blocks, numBlocks);
   });
   reconcile(map.axis, ticks(numBlocks), (tick) => `${numBlocks} ${tick}`, (tick) => el("span", {}, String(tick)), (mark, tick) => {
@@ -70,7 +70,7 @@ function showSpan(bar, group, numBlocks) {
     class: `span ${group.state}`,
     title: `${names.slice(0, 8).join(", ")}${names.length > 8 ? " …" : ""}: blocks ${blocks(group.blocks)}, ${group.state}`,
   });
-  if (bar.textContent !== label) bar.textContent = label;
+  say(bar, label);
   place(bar, group.blocks, numBlocks);
 }
 

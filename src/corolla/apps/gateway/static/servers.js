@@ -3,6 +3,8 @@
 import { el, reconcile, say, set } from "./dom.js";
 import { blocks, ms, serverName, speed, whole } from "./format.js";
 
+const ROWS_AT_FIRST = 50;
+
 const COLUMNS = [
   { name: "Server", class: "who" },
   { name: "Blocks", text: (server) => blocks(server.blocks) },
@@ -19,12 +21,23 @@ export function serverTable() {
   const head = el("tr", { role: "row" }, ...COLUMNS.map(({ name, class: kind, title }) => el("th", { scope: "col", role: "columnheader", class: kind, title }, name)));
   const body = el("tbody", { role: "rowgroup" });
   const table = el("table", { class: "servers", role: "table" }, el("thead", { role: "rowgroup" }, head), body);
-  return Object.assign(table, { body });
+  const all = el("button", { type: "button", class: "plain small all-servers", hidden: true });
+  const box = Object.assign(el("div", {}, table, all), { table, body, all, showsAll: false });
+  all.addEventListener("click", () => {
+    box.showsAll = true;
+    showServers(box, box.servers, table.getAttribute("aria-label"));
+  });
+  return box;
 }
 
-export function showServers(table, servers, caption) {
-  set(table, { "aria-label": caption });
-  reconcile(table.body, servers, (server) => server.peer, row, (element, server) => element.show(server));
+/** Of a large swarm the first ones, until all are asked for: what changed stands below the table. */
+export function showServers(box, servers, caption) {
+  box.servers = servers;
+  set(box.table, { "aria-label": caption });
+  box.all.hidden = box.showsAll || servers.length <= ROWS_AT_FIRST;
+  say(box.all, `Show all ${whole(servers.length)} servers`);
+  const shown = box.all.hidden ? servers : servers.slice(0, ROWS_AT_FIRST);
+  reconcile(box.body, shown, (server) => server.peer, row, (element, server) => element.show(server));
 }
 
 function row() {
