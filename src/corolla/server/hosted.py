@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 WINDOW_STEPS = 4
 """Steps of one session in the device thread's line; more stay unread in the stream, and slow whoever sends them."""
+WINDOW_BYTES = 8 << 20
+"""Bytes of a session's steps in that line and unsent on its way out, beyond which no other step is taken: a slow next
+hop slows the one before. One step always may, however long."""
 
 
 @dataclass(slots=True)
@@ -64,11 +67,15 @@ class HostedSession:
     cache: SessionCache | None = None
     accepted: int = 0
     finished: int = 0
-    """Jobs taken and done; each has one writer, the loop and the device thread."""
+    accepted_bytes: int = 0
+    finished_bytes: int = 0
+    """Jobs taken and done, and their hidden states; each has one writer, the loop and the device thread."""
     awaits_replay: bool = False
     is_on_route: bool = False
     """False while a new route is being taken: its steps wait, or they would run on what the old one left."""
     is_standby: bool = False
+    awaits_room: bool = False
+    """Somebody looks whether its outbox has room again."""
     aside: dict[PeerId, Channel] = field(default_factory=dict[PeerId, Channel])
     """Streams to peers that stand by to become `next`."""
     reached_next: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,8 +89,15 @@ class HostedSession:
         return self.accepted - self.finished >= WINDOW_STEPS
 
     @property
+    def is_clogged(self) -> bool:
+        """What it was given is not computed yet, or does not get away."""
+        channel = self.push.channel
+        unsent_bytes = 0 if channel is None else channel.pending_bytes
+        return self.accepted_bytes - self.finished_bytes + unsent_bytes > WINDOW_BYTES
+
+    @property
     def takes_steps(self) -> bool:
-        return self.is_on_route and not self.is_full and not self.ended.is_set()
+        return self.is_on_route and not self.is_full and not self.is_clogged and not self.ended.is_set()
 
     @property
     def upstream_link(self) -> DataLink | None:
@@ -156,6 +170,7 @@ class StepJob:
             self.on_failed(self, SessionLost(f"the step failed on the server ({kind}); the session is lost"))
         finally:
             self.session.finished += 1
+            self.session.finished_bytes += self.step.hidden.nbytes
             self.on_done(self)
 
     def _compute(self, cache: SessionCache) -> None:

@@ -25,6 +25,9 @@ from corolla.wire import messages as wire
 
 log = logging.getLogger(__name__)
 
+ROOM_POLL_S = 0.005
+"""How often a full outbox is looked at, while steps wait for it."""
+
 
 class Steps:
     """Carries out what the rules say of each step. Belongs to the loop it is used on."""
@@ -65,6 +68,15 @@ class Steps:
             link.unread.popleft()
             if not link.unread:
                 link.channel.resume()
+        if link is not None and link.unread and session.is_clogged and not session.awaits_room:
+            session.awaits_room = True
+            self._loop.call_later(ROOM_POLL_S, self._look_for_room, session)
+
+    def _look_for_room(self, session: HostedSession) -> None:
+        """Nobody tells us of it."""
+        session.awaits_room = False
+        if not session.ended.is_set():
+            self.read_on(session)
 
     def flush(self) -> None:
         """Hand what was read to the device thread."""
@@ -87,6 +99,7 @@ class Steps:
         match action:
             case Compute():
                 session.accepted += 1
+                session.accepted_bytes += step.hidden.nbytes
                 self._enqueue(self._job(session, step, action.new_tokens))
             case AnswerFromJournal():
                 self._tasks.spawn(self._answer_again(session, step))
