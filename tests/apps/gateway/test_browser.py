@@ -151,6 +151,42 @@ def test_a_conversation_is_kept_in_the_browser_and_found_again(browser: Browser,
         expect(page.get_by_text("None yet.")).to_be_visible()
 
 
+def test_an_answer_under_way_survives_leaving_the_page(browser: Browser, gateway: ToyGateway) -> None:
+    gateway.answer, gateway.token_s = "word " * 500, 0.02
+    with chat(browser, gateway, allowed="ERR_") as page:
+        ask(page, "Talk")
+        expect(page.locator(".message.assistant .markdown")).to_contain_text("word word", timeout=WAIT_MS)
+        page.reload()
+        expect(page.locator(".message.user .text")).to_have_text("Talk")
+        expect(page.locator(".message.assistant .markdown")).to_contain_text("word word")
+        expect(page.locator(".message.assistant .note")).to_have_text("Stopped.")
+
+
+def test_a_conversation_deleted_while_it_is_answered_stays_deleted(browser: Browser, gateway: ToyGateway) -> None:
+    gateway.answer, gateway.token_s = "word " * 500, 0.02
+    with chat(browser, gateway) as page:
+        ask(page, "Forget this")
+        expect(page.locator(".message.assistant .markdown")).to_contain_text("word word", timeout=WAIT_MS)
+        page.get_by_role("button", name="History").click()
+        page.get_by_role("button", name="Delete: Forget this").click()
+        expect(page.get_by_text("None yet.")).to_be_visible()
+        page.get_by_role("button", name="Close").click()
+        expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+        page.reload()
+        expect(page.locator("#model")).to_have_value("toy", timeout=WAIT_MS)
+        expect(page.locator(".message")).to_have_count(0)
+
+
+def test_a_failed_regeneration_keeps_the_answer_that_was_there(browser: Browser, gateway: ToyGateway) -> None:
+    with chat(browser, gateway, allowed="503") as page:
+        ask(page, "Hi")
+        wait_for_answers(page, 1)
+        gateway.refusal = JSONResponse({"error": {"message": "the swarm is full"}}, 503)
+        page.get_by_role("button", name="Regenerate").click()
+        expect(page.get_by_role("alert")).to_contain_text("the swarm is full")
+        expect(page.locator(".message.assistant .markdown")).to_have_text("Hello from the swarm.")
+
+
 def test_settings_reach_the_model(browser: Browser, gateway: ToyGateway) -> None:
     with chat(browser, gateway) as page:
         page.get_by_role("button", name="Settings").click()

@@ -58,6 +58,7 @@ function announce(text) {
 
 function send(text) {
   conversation.messages.push({ role: "user", text });
+  kept.saveConversation(conversation);
   scroller.scrollTop = scroller.scrollHeight;
   return answer();
 }
@@ -68,12 +69,14 @@ function edit(place, text) {
 }
 
 function regenerate(place) {
-  conversation.messages.length = place;
-  return answer();
+  return answer(conversation.messages.splice(place));
 }
 
-/** Has the model write the next message. What came before a stop or a failure is kept. */
-async function answer() {
+/**
+ * Has the model write the next message. What came before a stop or a failure is kept; when nothing came, what stood
+ * there `before` stands there again.
+ */
+async function answer(before = []) {
   if (answering) return;
   const own = conversation;
   const messages = kept.asPrompt(own, settings.system);
@@ -100,10 +103,10 @@ async function answer() {
     await onFailure(error, own, message);
   } finally {
     answering = null;
-    if (!message.text && !message.answer) own.messages.splice(own.messages.indexOf(message), 1);
+    const place = own.messages.indexOf(message); // nowhere, when the conversation was deleted meanwhile
+    if (place >= 0 && !message.text && !message.answer) own.messages.splice(place, 1, ...before);
     kept.saveConversation(own);
     show();
-    if (own !== conversation) kept.saveConversation(own);
   }
 }
 
@@ -205,7 +208,10 @@ function showHistory() {
       };
       const forget = () => {
         kept.forgetConversation(one.id);
-        if (one.id === conversation.id) open(kept.newConversation());
+        if (one.id === conversation.id) {
+          conversation.messages.length = 0; // for an answer that is still being written
+          open(kept.newConversation());
+        }
         showHistory();
       };
       return el(
@@ -280,6 +286,13 @@ byId("settings").addEventListener("close", () => {
 byId("change-key").addEventListener("click", async () => {
   byId("settings").close();
   if (await askForKey()) loadModels();
+});
+
+addEventListener("pagehide", () => {
+  if (!answering) return;
+  conversation.messages.at(-1).note = "Stopped."; // now: what follows the abort may not run any more
+  kept.saveConversation(conversation);
+  answering.abort();
 });
 
 conversation = kept.loadConversations()[0] ?? conversation;

@@ -26,6 +26,8 @@ const ALLOWED = {
 
 /** Shows `text` in `container`; called again with a longer text, it touches only the blocks that changed. */
 export function showMarkdown(container, text) {
+  if (container.source === text) return;
+  container.source = text;
   const lexed = markdown.lexer(text);
   const tokens = lexed.filter((token) => token.type !== "space" && token.type !== "def");
   tokens.forEach((token, place) => {
