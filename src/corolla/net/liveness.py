@@ -81,6 +81,8 @@ def begin(now: float) -> Pulse:
 
 def heard(pulse: Pulse, at: float) -> Pulse:
     """Bytes came from the peer at this time."""
+    if at <= pulse.last_heard and pulse.died_at is None:
+        return pulse
     if pulse.died_at is not None and at > pulse.died_at:
         pulse = replace(pulse, died_at=None, false_alarms=pulse.false_alarms + 1)
     return replace(pulse, last_heard=max(pulse.last_heard, at))
@@ -88,7 +90,7 @@ def heard(pulse: Pulse, at: float) -> Pulse:
 
 def sent(pulse: Pulse, at: float) -> Pulse:
     """Bytes went to the peer at this time."""
-    return replace(pulse, last_sent=max(pulse.last_sent, at))
+    return replace(pulse, last_sent=at) if at > pulse.last_sent else pulse
 
 
 def answered(pulse: Pulse, nonce: int, now: float) -> Pulse:

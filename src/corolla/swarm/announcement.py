@@ -152,7 +152,8 @@ def decode_model_entry(value: bytes) -> ModelEntry:
 
 def clean_name(text: str) -> str:
     """A name that is safe to print and to announce: printable, at most 64 characters, single spaces."""
-    printable = "".join(char if char.isprintable() else " " for char in text[: 4 * MAX_NAME_CHARS])
+    text = text[: 4 * MAX_NAME_CHARS]
+    printable = text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
     return " ".join(printable.split())[:MAX_NAME_CHARS].rstrip()
 
 

@@ -27,12 +27,13 @@ from corolla.errors import HopFailed, NoRoute, Refused
 from corolla.ids import PeerId
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
+from corolla.net.memory.network import identity_of
 
 log = logging.getLogger(__name__)
 
 NUM_BLOCKS = 6
 CONFIG = ClientConfig(wait_for_servers_s=300.0, step_timeout_s=240.0, shun_s=20.0)
-SETTLE_S = 30.0
+SETTLE_S = 15.0
 """Long enough after a life for the silent to be found dead."""
 
 
@@ -83,6 +84,7 @@ async def _story(life: Life) -> None:
             if handler.transport.peer in swarm.network.living and fate.is_serving(name):
                 assert not handler.sessions, f"{name} still holds a session"
                 assert handler.pool.free_pages == handler.pool.total_pages, f"{name} still holds a lease"
+                assert handler.bytes_in_flight == 0, f"{name} still counts steps"
 
 
 async def _write(client: Swarm, swarm: MemorySwarm, rng: random.Random, life: Life) -> None:
@@ -236,7 +238,7 @@ class Fate:
         return name, self._spans.pop(name)
 
     def _peer(self, name: str) -> PeerId:
-        return self._swarm.network.transport(name).peer
+        return identity_of(name).peer
 
     def _tell(self, event: str) -> None:
         self._life.events.append(f"{loop_time():9.3f} s  {event}")

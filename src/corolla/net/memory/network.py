@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import TracebackType
 from typing import Final, Self
 
@@ -398,6 +399,7 @@ class MemoryTransport:
         return sum(self._links.conditions(link).latency_s for link in _links_between([self.peer], [peer]))
 
 
+@lru_cache(maxsize=4096)
 def identity_of(name: str) -> Identity:
     """The identity of the peer with this name: always the same one."""
     return from_seed(hashlib.sha256(b"corolla memory peer " + name.encode()).digest())
