@@ -177,6 +177,9 @@ class Ring:
         live = next((pending for pending in self._steps.pending.values() if pending.is_live), None)
         return None if live is None else self.hops[self._tail_of(live.at)]
 
+    def has_lost(self, peer: PeerId) -> bool:
+        return any(hop.peer == peer and hop.error is not None for hop in self.hops)
+
     def server_before(self, hop: Hop) -> PeerId | None:
         """Who pushes on to this hop; None: the client does."""
         return None if hop.start in self.heads else self.hops[self.hops.index(hop) - 1].peer

@@ -269,7 +269,8 @@ class Session:
             return
         log.info("fault", extra={"peer": short(hop.peer), "reason": str(error)[:200]})
         if isinstance(error, LinkDown):
-            self._router.saw_link_fault(hop.peer, error.peer)
+            if not self._ring.has_lost(error.peer):  # else it is not the link that is to blame
+                self._router.saw_link_fault(hop.peer, error.peer)
         elif isinstance(error, HopFailed | RemoteProtocolError | Faulty):
             self._router.saw_fault(hop.peer)
         elif isinstance(error, BadUpstream) and (before := self._ring.server_before(hop)) is not None:

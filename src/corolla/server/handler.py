@@ -41,8 +41,8 @@ from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 1.0
-"""The streams of a session that ends by our doing outlive it by this: were they reset at once, that could come before
-our word on the control stream, and the client would take us for dead."""
+"""The client's streams of a session that ends by our doing outlive it by this: were they reset at once, that could come
+before our word on the control stream, and the client would take us for dead."""
 
 
 async def _anyone(_peer: PeerId, _block: int) -> bool:
@@ -244,9 +244,9 @@ class Handler:
             self._admission.close_session(session.guest, ask.max_tokens * ask.max_rows)
             session.end("the session ended")
             session.cache = None
-            if session.is_clients_end or self.is_leaving:
-                session.close_links()
-            else:
+            is_farewell = not session.is_clients_end and not self.is_leaving
+            session.close_links(keep_clients=is_farewell)
+            if is_farewell:
                 asyncio.get_running_loop().call_later(FAREWELL_S, session.close_links)
         log.debug("session ended", extra={"peer": short(control.peer), "reason": session.end_reason})
 

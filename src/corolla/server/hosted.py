@@ -91,9 +91,7 @@ class HostedSession:
     @property
     def is_clogged(self) -> bool:
         """What it was given is not computed yet, or does not get away."""
-        channel = self.push.channel
-        unsent_bytes = 0 if channel is None else channel.pending_bytes
-        return self.accepted_bytes - self.finished_bytes + unsent_bytes > WINDOW_BYTES
+        return self.accepted_bytes - self.finished_bytes + self.push.unsent_bytes > WINDOW_BYTES
 
     @property
     def takes_steps(self) -> bool:
@@ -124,9 +122,11 @@ class HostedSession:
             push.stop_holding()
         return push.journal_from
 
-    def close_links(self) -> None:
+    def close_links(self, *, keep_clients: bool = False) -> None:
+        """`keep_clients`: those that the client opened stay for now."""
         for link in self.links.values():
-            link.channel.close()
+            if not (keep_clients and link.peer == self.state.owner):
+                link.channel.close()
         for channel in (self.onward, *self.aside.values()):
             if channel is not None:
                 channel.close()

@@ -36,6 +36,13 @@ class Push:
         self._held_from: int | None = None
         self._passed_back: list[Output] = []
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What has been given away and is still here, besides the journal."""
+        if self.channel is not None:
+            return self.channel.pending_bytes
+        return sum(output.hidden.nbytes for output in self._passed_back if output.hidden is not None)
+
     # --- on the device thread
 
     @property
