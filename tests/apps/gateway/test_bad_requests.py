@@ -281,7 +281,7 @@ def test_a_keys_rate_and_concurrency_are_held(front: Fronts, tmp_path: Any) -> N
 
     async def told() -> None:
         async with front(keys=load_keys(file)) as it:
-            sent = {"json": ASKED | {"max_tokens": 60}, "headers": {"authorization": f"Bearer {key}"}}
+            sent = {"json": ASKED | {"max_tokens": 60, "temperature": 0}, "headers": {"authorization": f"Bearer {key}"}}
             two = await asyncio.gather(*(it.http.post(CHAT, **sent) for _ in range(2)))
             assert sorted(answer.status_code for answer in two) == [200, 429]
             assert (await it.http.post(CHAT, **sent)).status_code == 200
@@ -296,7 +296,7 @@ def test_a_keys_rate_and_concurrency_are_held(front: Fronts, tmp_path: Any) -> N
 def test_the_line_has_an_end_and_waiting_a_bound(front: Fronts) -> None:
     async def told() -> None:
         async with front(max_active=1, max_waiting=1, wait_s=0.3) as it:
-            long = asyncio.create_task(it.http.post(CHAT, json=ASKED | {"max_tokens": 900}))
+            long = asyncio.create_task(it.http.post(CHAT, json=ASKED | {"max_tokens": 900, "temperature": 0}))
             async with asyncio.timeout(20):
                 while not it.gateway.limits.active:  # noqa: ASYNC110 - the gateway's own count
                     await asyncio.sleep(0.01)

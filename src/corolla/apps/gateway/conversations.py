@@ -14,7 +14,8 @@ from typing import Final
 from corolla.apps.gateway.models import GatewayModel
 from corolla.client.session import Session
 from corolla.client.swarm import Swarm
-from corolla.errors import Refused
+from corolla.clock import loop_time
+from corolla.errors import CacheFull, Overloaded, Refused
 from corolla.models.local_half import LocalCache
 from corolla.wire.tensors import DType
 
@@ -55,10 +56,13 @@ class ConversationCounters:
 class Conversations:
     """Sessions in nobody's hands. Belongs to the event loop."""
 
-    def __init__(self, swarm: Swarm, *, keep_s: float, max_kept: int) -> None:
+    def __init__(self, swarm: Swarm, *, keep_s: float, max_kept: int, wait_s: float) -> None:
         self.counters = ConversationCounters()
         self._swarm = swarm
         self._keep_s = keep_s
+        self._wait_s = wait_s
+        self._num_lent = 0
+        self._freed = asyncio.Event()
         self._max_kept = max_kept if keep_s > 0 else 0
         self._kept: list[Lent] = []
         """The longest unused first."""
@@ -75,7 +79,9 @@ class Conversations:
         if lent is None:
             lent = await self._open(model, owner, room=room, rows=rows, wire_dtype=wire_dtype)
             self.counters.opened += 1
+            self._num_lent += 1
             return lent
+        self._num_lent += 1
         common = _common(lent.tokens, prompt)
         lent.session.trim(common)
         lent.cache.trim(common)
@@ -86,6 +92,7 @@ class Conversations:
 
     def give_back(self, lent: Lent, tokens: Sequence[int]) -> None:
         """The answer is complete, and `tokens` what was fed or chosen; the session may be kept."""
+        self._returned()
         lent.tokens = list(tokens[: lent.session.position])
         if self._max_kept == 0 or lent.session.rows != 1 or len(lent.tokens) != lent.cache.num_tokens:
             lent.session.close()
@@ -94,6 +101,11 @@ class Conversations:
             self._end(self._kept[0])
         lent.expiry = asyncio.get_running_loop().call_later(self._keep_s, self._end, lent)
         self._kept.append(lent)
+
+    def drop(self, lent: Lent) -> None:
+        """The answer was broken off: the servers' cache is free before anybody else asks."""
+        self._returned()
+        lent.session.close()
 
     def close(self) -> None:
         for lent in list(self._kept):
@@ -117,20 +129,37 @@ class Conversations:
     async def _open(self, model: GatewayModel, owner: str, *, room: int, rows: int, wire_dtype: DType) -> Lent:
         """A new session, with headroom if there is any for one that may be continued."""
         with_headroom = min(room + HEADROOM_TOKENS, max(room, model.context_tokens))
-        wanted = with_headroom if self._max_kept and rows == 1 else room
+        wanted = with_headroom if rows == 1 and self._num_lent < self._max_kept else room
+        deadline = loop_time() + self._wait_s
         while True:
+            self._freed.clear()
             opening = self._swarm.start_session(model.served, max_tokens=wanted, max_rows=rows, wire_dtype=wire_dtype)
             try:
                 session = await self._in_line(asyncio.ensure_future(opening))
-            except Refused:
+            except Refused as refused:
                 if self._kept:
                     self._end(self._kept[0])
                 elif wanted > room:
                     wanted = room
-                else:
+                elif not (isinstance(refused, CacheFull | Overloaded) and await self._has_returned(deadline)):
                     raise
             else:
                 return Lent(model, owner, session, model.half.new_cache(), wanted)
+
+    async def _has_returned(self, deadline: float) -> bool:
+        """Wait for another answer to end: what it held may be what is lacking. False: there is none, or it is late."""
+        if self._num_lent == 0:
+            return False
+        try:
+            async with asyncio.timeout(max(0.0, deadline - loop_time())):
+                await self._freed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _returned(self) -> None:
+        self._num_lent -= 1
+        self._freed.set()
 
     async def _in_line(self, opening: "asyncio.Future[Session]") -> Session:
         """Servers let an `Open` wait for cache: while one does, kept sessions make room, the longest unused first."""

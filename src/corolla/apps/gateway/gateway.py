@@ -16,6 +16,7 @@ from corolla.apps.gateway.metrics import GatewayMetrics
 from corolla.apps.gateway.models import GatewayModel
 from corolla.apps.gateway.prompts import Prepared, PromptMaker
 from corolla.apps.gateway.tokens import TokenNames
+from corolla.apps.gateway.torch_thread import TorchThread
 from corolla.apps.gateway.traces import TraceStore
 from corolla.apps.gateway.writing import Piece
 from corolla.client.swarm import Swarm
@@ -37,9 +38,9 @@ class Gateway:
         self.traces = TraceStore()
         self.metrics = GatewayMetrics()
         self.limits = Limits(max_active=config.max_active, max_waiting=config.max_waiting, wait_s=config.wait_s)
-        self.conversations = Conversations(swarm, keep_s=config.keep_s, max_kept=config.max_kept)
+        self.conversations = Conversations(swarm, keep_s=config.keep_s, max_kept=config.max_kept, wait_s=config.wait_s)
         self.names = {name: TokenNames(model.tokenizer) for name, model in self.models.items()}
-        self._torch = Worker("gateway-torch")
+        self._torch = TorchThread()
         self._prompts = Worker("gateway-prompts")
         self._makers = {
             name: PromptMaker(model, default_new_tokens=config.default_new_tokens)

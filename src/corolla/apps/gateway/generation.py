@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -21,6 +20,7 @@ from corolla.apps.gateway.conversations import Conversations, Lent
 from corolla.apps.gateway.half import Stride
 from corolla.apps.gateway.metrics import GatewayMetrics
 from corolla.apps.gateway.models import GatewayModel
+from corolla.apps.gateway.torch_thread import TorchThread
 from corolla.apps.gateway.traced_route import describe_route
 from corolla.apps.gateway.traces import AnswerTrace, sum_chunks
 from corolla.apps.gateway.writing import Piece, Wanted, Writing
@@ -63,7 +63,7 @@ class Generator:
     """Writes answers on one swarm."""
 
     def __init__(
-        self, swarm: Swarm, conversations: Conversations, torch_thread: Worker, metrics: GatewayMetrics
+        self, swarm: Swarm, conversations: Conversations, torch_thread: TorchThread, metrics: GatewayMetrics
     ) -> None:
         self._swarm = swarm
         self._conversations = conversations
@@ -90,7 +90,7 @@ class Generator:
             if writing is not None and writing.is_complete:
                 self._conversations.give_back(lent, [*wanted.prompt, *writing.choices[0].tokens])
             else:
-                lent.session.close()  # the servers' cache is free before anybody else asks
+                self._conversations.drop(lent)
 
     async def _steps(self, answer: Answer, lent: Lent, writing: Writing) -> AsyncGenerator[list[Piece]]:
         session, route, recoveries = lent.session, list[RouteHop](), lent.session.recoveries
@@ -105,7 +105,7 @@ class Generator:
             sent = time.perf_counter()
             outputs = await session.run(steps, want="last" if call.last_only else "all")
             came = time.perf_counter()
-            done = await self._torch.run(partial(writing.go_on, stride, _joined(outputs)))
+            done = await self._torch.go_on(writing, stride, _joined(outputs))
             total_s = time.perf_counter() - began
             if session.route != route:
                 route = session.route

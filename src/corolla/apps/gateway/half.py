@@ -5,6 +5,7 @@ and is run once more, with what the blocks gave, when that has come (`to_logits`
 the head, which is what costs, runs once.
 """
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
@@ -70,11 +71,25 @@ class TwoStrideModel:
         raise AssertionError("block 0 is where every forward stops")
 
     @torch.inference_mode()
-    def to_logits(self, stride: Stride, output: Tensor) -> Tensor:
-        """Logits of the last position, [rows, vocabulary]; `stride`'s cache counts its tokens from now on."""
+    def to_logits(self, strides: Sequence[Stride], outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Logits of each stride's last position, [rows, vocabulary]; their caches count its tokens from now on.
+
+        Strides of several answers share one pass: behind the blocks, no position looks at another.
+        """
+        if len(strides) == 1:
+            stride = strides[0]
+            return [self._through_head(stride.call.cache, stride.token_ids, outputs[0])]
+        rows = torch.cat([stride.token_ids[:, -1:] for stride in strides])
+        last = torch.cat([output[..., -1:, :] for output in outputs])
+        logits = self._through_head(self.new_cache(), rows, last)
+        for stride in strides:
+            stride.call.cache.advance(stride.token_ids.shape[1])
+        return list(logits.split([stride.token_ids.shape[0] for stride in strides]))
+
+    def _through_head(self, cache: LocalCache, token_ids: Tensor, output: Tensor) -> Tensor:
         given = _given.set(output)
         try:
-            return cast("Tensor", self._forward(stride.call.cache, stride.token_ids).logits)[:, -1]
+            return cast("Tensor", self._forward(cache, token_ids).logits)[:, -1]
         finally:
             _given.reset(given)
 

@@ -89,14 +89,14 @@ class Next:
 
 
 class Writing:
-    """From prompt to the last token. `begin`, then `go_on` with what each pass gave."""
+    """From prompt to the last token. `begin`, then `go_on` with the logits of each pass."""
 
     def __init__(self, model: GatewayModel, wanted: Wanted, cache: LocalCache) -> None:
         self.choices = [
             Choice(number, model, wanted, sampler)
             for number, sampler in enumerate(make_samplers(wanted.sampling, wanted.num_choices, wanted.grammar))
         ]
-        self._half = model.half
+        self.half = model.half
         self._prompt = wanted.prompt
         self._cache = cache
         self._rows: list[Choice] = []
@@ -108,12 +108,11 @@ class Writing:
 
     def begin(self) -> Stride:
         """The prompt, but for what the cache holds of it."""
-        return self._half.to_blocks(self._cache, torch.tensor([list(self._prompt[self._cache.num_tokens :])]))
+        return self.half.to_blocks(self._cache, torch.tensor([list(self._prompt[self._cache.num_tokens :])]))
 
     @torch.inference_mode()
-    def go_on(self, stride: Stride, output: Tensor) -> Next:
-        """Choose the tokens that follow `stride`, of which the blocks made `output`."""
-        logits = self._half.to_logits(stride, output)
+    def go_on(self, logits: Tensor) -> Next:
+        """Choose the next tokens, from `logits` [rows, vocabulary] of the last step."""
         is_prompt = not self._rows
         rows = self.choices if is_prompt else self._rows
         pieces = [choice.push(logits[0 if is_prompt else row]) for row, choice in enumerate(rows)]
@@ -126,4 +125,4 @@ class Writing:
         if not is_same:
             self._cache.gather(gather)
         newest = torch.tensor([[choice.tokens[-1]] for choice in self._rows])
-        return Next(pieces, self._half.to_blocks(self._cache, newest), None if is_same else gather)
+        return Next(pieces, self.half.to_blocks(self._cache, newest), None if is_same else gather)
