@@ -15,6 +15,7 @@ from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.server.admission import Cap
 from corolla.server.config import SessionLimits
 from corolla.server.executor import InlineExecutor
 from corolla.server.handler import Handler
@@ -34,7 +35,7 @@ class Session:
         self.hop = Hop(link, ask.session, ask.start, ask.end, self)
         self.ask = ask
         self._answer: asyncio.Future[wire.Output] | None = None
-        self._fault: SwarmError | None = None
+        self.fault: SwarmError | None = None
 
     async def open(self) -> "Session":
         await self.hop.open(self.ask)
@@ -42,8 +43,8 @@ class Session:
         return self
 
     async def step(self, step: wire.Step) -> wire.Output:
-        if self._fault is not None:
-            raise self._fault
+        if self.fault is not None:
+            raise self.fault
         self._answer = asyncio.get_running_loop().create_future()
         self.hop.push(step)
         async with asyncio.timeout(60):
@@ -57,7 +58,7 @@ class Session:
             self._answer.set_result(output)
 
     def on_fault(self, hop: Hop, error: SwarmError) -> None:
-        self._fault = error
+        self.fault = error
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
 
@@ -109,6 +110,7 @@ class Lab:
     def assert_nothing_held(self) -> None:
         assert self.handler.sessions == {}
         assert self.handler.pool.free_pages == self.handler.pool.total_pages
+        assert self.handler.bytes_in_flight == 0
 
 
 @asynccontextmanager
@@ -182,6 +184,25 @@ def test_a_step_sent_again_is_answered_without_being_computed_again() -> None:
             assert here.handler.counters.steps == 2
             assert await run(hop, step(0, 0, [5])) == whole_model(BLOCKS, [5])
             assert await run(hop, step(2, 2, [7])) == whole_model(BLOCKS, [5, 6, 7])[2:]
+
+    run_virtual(story())
+
+
+def test_who_has_too_many_bytes_under_way_is_refused_the_next_step_and_may_send_it_again() -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            hop = await open_session(link, here.ask())
+            here.handler.admission.bytes_in_flight.cap = Cap(peer=20, group=20, total=20)
+            for number in range(3):  # of 8 bytes each
+                hop.hop.push(step(number, number, [number]))
+            await asyncio.sleep(1)
+            with pytest.raises(Overloaded, match="bytes in flight of one client: 24, at most 20 here"):
+                await hop.step(step(2, 2, [2]))
+            hop.fault = None
+            assert await run(hop, step(2, 2, [2])) == whole_model(BLOCKS, [0, 1, 2])[2:]
+            hop.close()
+            await asyncio.sleep(1)
+            here.assert_nothing_held()
 
     run_virtual(story())
 

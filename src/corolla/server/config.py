@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from corolla.errors import BadInput
+from corolla.ids import PeerId
 from corolla.models.source_options import SourceOptions
 from corolla.net.liveness import Liveness
 
@@ -63,6 +64,8 @@ class ServerConfig:
     """Display name of the model; None: the directory's."""
     cache_tokens: int = 65536
     """KV cache of the whole server, in positions × rows."""
+    listed: frozenset[PeerId] = frozenset()
+    """Clients for whom a share of the server is kept, and whom caps by address do not bind (`admission.py`)."""
     limits: SessionLimits = field(default_factory=SessionLimits)
     liveness: Liveness = field(default_factory=Liveness)
     drain_timeout_s: float = 60.0

@@ -75,6 +75,7 @@ class DataStreams:
         if stream.attached is None:
             return
         session, link = stream.attached
+        self._steps.forget(session, link)
         if session.links.get(link.peer) is link:
             del session.links[link.peer]
             if session.push.channel is link.channel:

@@ -78,10 +78,12 @@ class Handler:
         self.is_leaving = False
         self.is_away = False
         """Between two spans, hosting nothing: no new session is taken."""
-        self._admission = Admission(caps_of(limits, pool.total_pages), listed)
+        self.admission = Admission(caps_of(limits, pool.total_pages), listed)
         self._tasks = Tasks()
         self._replies = Replies(limits, self.counters)
-        self._steps = Steps(executor, limits, self._replies, self.counters, self._tasks, self._saw_step)
+        self._steps = Steps(
+            executor, limits, self._replies, self.counters, self._tasks, self.admission.bytes_in_flight, self._saw_step
+        )
         self._routes = Routes(transport, executor, limits, self._replies, self._tasks, may_dial=may_dial)
         self._streams = DataStreams(limits, lambda: list(self.sessions.values()), self._routes, self._steps)
         self._controls = Controls(self, liveness, self._tasks, lambda: executor.queue_s)
@@ -101,6 +103,11 @@ class Handler:
     @property
     def queue_s(self) -> float:
         return self.executor.queue_s
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Of steps that have come and are not computed."""
+        return self._steps.bytes_in_flight
 
     @property
     def num_control_streams(self) -> int:
@@ -204,8 +211,8 @@ class Handler:
         check_way(ask, own_peer=self.transport.peer, client=control.peer)
         if (control.peer, ask.session) in self.sessions:
             raise Unsupported("this session is open already")
-        guest = self._admission.guest(control.peer, self.transport.peer_address(control.peer))
-        self._admission.admit_open(guest, ask.max_tokens * ask.max_rows, loop_time())
+        guest = self.admission.guest(control.peer, self.transport.peer_address(control.peer))
+        self.admission.admit_open(guest, ask.max_tokens * ask.max_rows, loop_time())
         return HostedSession(
             state_of(ask, facts, limits, control.peer),
             control, guest, self.runner, ask.start, ask.end, ask.wire_dtype, ask.want, next=None, last_used=loop_time(),
@@ -241,7 +248,7 @@ class Handler:
             if self.sessions.get((control.peer, ask.session)) is session:
                 del self.sessions[control.peer, ask.session]
             control.forget(session)
-            self._admission.close_session(session.guest, ask.max_tokens * ask.max_rows)
+            self.admission.close_session(session.guest, ask.max_tokens * ask.max_rows)
             session.end("the session ended")
             session.cache = None
             is_farewell = not session.is_clients_end and not self.is_leaving

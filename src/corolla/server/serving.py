@@ -57,6 +57,7 @@ async def serve_span(
         transport, runner, executor, pool,
         fingerprint=served.fingerprint, limits=config.limits, liveness=config.liveness,
         may_dial=Neighbours(watcher).may_dial, speed=(served.decode_tokens_per_s, served.prefill_tokens_per_s),
+        listed=config.listed,
     )  # fmt: skip
     followers = Followers(
         transport, watcher, lambda: range(handler.runner.facts.start, handler.runner.facts.end), rng=rng

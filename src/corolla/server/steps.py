@@ -8,6 +8,7 @@ pass. A step whose time has not come stays unread, and its stream is read no fur
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -15,6 +16,7 @@ from corolla.clock import loop_time
 from corolla.errors import BadUpstream, JournalGap, Overloaded, Refused
 from corolla.ids import short
 from corolla.models.finite import is_finite
+from corolla.server.admission import Guest, Holdings
 from corolla.server.config import SessionLimits
 from corolla.server.executor import Executor
 from corolla.server.hosted import DataLink, HostedSession, StepJob
@@ -39,6 +41,7 @@ class Steps:
         replies: Replies,
         counters: ServerCounters,
         tasks: Tasks,
+        in_flight: Holdings,
         on_computed: Callable[[StepJob], None],
     ) -> None:
         """`on_computed` is called on the device thread after each step."""
@@ -47,13 +50,25 @@ class Steps:
         self._replies = replies
         self._counters = counters
         self._tasks = tasks
+        self._in_flight = in_flight
+        self._over: deque[tuple[Guest, int]] = deque()
+        """What the device thread is done with; the loop takes it off the books when the next step comes."""
         self._on_computed = on_computed
         self._loop = asyncio.get_running_loop()
         self._read: list[StepJob] = []
         """Of this iteration of the loop."""
 
     def take(self, session: HostedSession, link: DataLink, step: wire.Step) -> None:
-        """A step has come: run it now, or leave it unread until its turn."""
+        """A step has come: run it now, or leave it unread until its turn.
+
+        Whoever has too many bytes of steps here already is refused this one, before the session's state moves: the
+        client sends it again.
+        """
+        try:
+            self._book(session, step)
+        except Overloaded as refused:
+            self._replies.refuse_step(session, step, refused)
+            return
         link.unread.append(step)
         self.read_on(session)
         if link.unread:
@@ -63,9 +78,12 @@ class Steps:
         """Take what lies unread, as far as its time has come."""
         link = session.upstream_link
         while link is not None and link.unread and session.takes_steps:
+            num_accepted = session.accepted
             if not self._act(session, link, link.unread[0]):
                 return
-            link.unread.popleft()
+            step = link.unread.popleft()
+            if session.accepted == num_accepted:  # no job came of it
+                self._over.append((session.guest, step.hidden.nbytes))
             if not link.unread:
                 link.channel.resume()
         if link is not None and link.unread and session.is_clogged and not session.awaits_room:
@@ -78,11 +96,31 @@ class Steps:
         if not session.ended.is_set():
             self.read_on(session)
 
+    def forget(self, session: HostedSession, link: DataLink) -> None:
+        """The link is gone, and what lay unread on it."""
+        for step in link.unread:
+            self._in_flight.give_back(session.guest, step.hidden.nbytes)
+        link.unread.clear()
+
     def flush(self) -> None:
         """Hand what was read to the device thread."""
         jobs, self._read = self._read, []
         if jobs:
             self._executor.submit(jobs)
+
+    @property
+    def bytes_in_flight(self) -> int:
+        self._clear_books()
+        return self._in_flight.total
+
+    def _book(self, session: HostedSession, step: wire.Step) -> None:
+        """Raises Overloaded."""
+        self._clear_books()
+        self._in_flight.take(session.guest, step.hidden.nbytes)
+
+    def _clear_books(self) -> None:
+        while self._over:
+            self._in_flight.give_back(*self._over.popleft())
 
     def _act(self, session: HostedSession, link: DataLink, step: wire.Step) -> bool:
         """Carry out what the rules say of a step. False: its time has not come."""
@@ -139,6 +177,7 @@ class Steps:
     def _job_done(self, job: StepJob) -> None:
         self._counters.steps += 1
         self._counters.tokens += job.new_tokens * job.step.hidden.shape[0]
+        self._over.append((job.session.guest, job.step.hidden.nbytes))
         self._on_computed(job)
         session, link = job.session, job.session.upstream_link
         if link is not None and link.unread:

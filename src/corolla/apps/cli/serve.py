@@ -75,6 +75,13 @@ class Device(click.ParamType[str]):
     "--max-session-tokens", type=click.IntRange(min=1), metavar="N", help="Longest session taken. Default: 8192."
 )
 @click.option(
+    "--reserve-for",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Keep a quarter of the server for the peers in this file, one id a line; repeatable. With --allow: for those.",
+)
+@click.option(
     "--drain-timeout",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
@@ -101,6 +108,7 @@ def command(
     model_name: str | None,
     cache_tokens: int | None,
     max_session_tokens: int | None,
+    reserve_for: tuple[Path, ...],
     drain_timeout: float,
     source: "SourceOptions",
     as_json: bool,
@@ -114,6 +122,7 @@ def command(
     from corolla.apps.cli.network import chosen_gate_files, server_network
     from corolla.apps.doctor.examine import examine_machine
     from corolla.apps.doctor.swarm import examine_swarm
+    from corolla.net.gate import load_allowed
     from corolla.server.config import ServerConfig
     from corolla.server.server import Ready, run_server, tell_finding
 
@@ -128,6 +137,7 @@ def command(
     if max_session_tokens is not None:
         config = replace(config, limits=replace(config.limits, max_session_tokens=max_session_tokens))
     network = server_network(listen=listen, announce=announce, identity=identity)
+    config = replace(config, listed=(load_allowed(reserve_for) or frozenset()) | (network.gate.allowed or frozenset()))
     for finding in examine_machine(*chosen_gate_files(), identity=identity):
         tell_finding(finding)
 
