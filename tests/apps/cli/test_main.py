@@ -1,8 +1,8 @@
 """The frame: fast help, typed errors as sentences and exit codes, tracebacks only on demand."""
 
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import click
@@ -46,13 +46,14 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout
 
 
-def test_help_answers_in_under_a_third_of_a_second() -> None:
+def test_help_takes_under_a_third_of_a_second_of_processor_time() -> None:
+    """Not of the clock: a busy machine makes everybody wait."""
     seconds: list[float] = []
     for _ in range(3):
-        started = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "corolla", "--help"], capture_output=True, timeout=30, check=True)
-        seconds.append(time.monotonic() - started)
-    print(f"corolla --help: {min(seconds):.3f} s")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(seconds) < HELP_LIMIT_S
 
 
