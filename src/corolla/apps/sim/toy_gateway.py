@@ -119,6 +119,7 @@ class ToyGateway:
             served = ModelEntry(name="toy", fingerprint=self._swarm.model.fingerprint, num_blocks=NUM_BLOCKS)
             config = ObserverConfig(watched_period_s=0.3, unwatched_period_s=2)
             self._observer = Observer(self._client.transport, served=[served], config=config)
+            await self._observer.look()
             observing = self._loop.create_task(self._observer.keep_observed())
             app = Starlette(
                 routes=[

@@ -1,12 +1,12 @@
 // The chat page: what the user does, the conversation, and the gateway put together.
 
 import { explain, streamAnswer } from "./answer.js";
-import { getJson } from "./api.js";
 import * as kept from "./conversation.js";
-import { byId, el, reconcile, say } from "./dom.js";
-import { ago, namedBlocks } from "./format.js";
+import { byId, say } from "./dom.js";
+import { showHistory } from "./history.js";
 import { askForKey } from "./key.js";
 import { showMessages } from "./messages.js";
+import { offerModels, showHealth } from "./models.js";
 
 const HEALTH_PERIOD_MS = 15000;
 const NEAR_END_PX = 80;
@@ -44,9 +44,12 @@ function showSoon() {
   });
 }
 
-function showProblem(text, { canRetry = false } = {}) {
+let onRetry = null; // what "Try again" does
+
+function showProblem(text, retry = null) {
   byId("problem").hidden = !text;
-  byId("retry").hidden = !canRetry;
+  byId("retry").hidden = retry === null;
+  onRetry = retry;
   say(byId("problem-text"), text);
 }
 
@@ -70,6 +73,11 @@ function edit(place, text) {
 
 function regenerate(place) {
   return answer(conversation.messages.splice(place));
+}
+
+function answerAgain() {
+  const last = conversation.messages.length - 1;
+  return conversation.messages[last].role === "assistant" ? regenerate(last) : answer();
 }
 
 /**
@@ -124,58 +132,22 @@ async function onFailure(error, own, message) {
   }
   if (error.status === undefined) throw error; // a mistake of ours: seen in the console, and by the tests
   message.note = message.text ? "The answer broke off." : undefined;
-  if (own === conversation) showProblem(explain(error), { canRetry: true });
+  if (own === conversation) showProblem(explain(error), answerAgain);
   if (error.status === 401 && (await askForKey())) await loadModels();
 }
 
-// --- models
+// --- models and settings
 
 async function loadModels() {
-  let models;
   try {
-    models = (await getJson("/v1/models")).data;
-  } catch (error) {
-    if (error.status === 401 && (await askForKey())) return loadModels();
-    showProblem(explain(error), { canRetry: true });
-    return show();
-  }
-  const before = modelChoice.value || settings.model;
-  modelChoice.replaceChildren(...models.map((model) => el("option", { value: model.id }, model.id)));
-  if (models.some((model) => model.id === before)) modelChoice.value = before;
-  modelChoice.disabled = models.length === 0;
-  if (models.length === 0) modelChoice.replaceChildren(el("option", { value: "" }, "No model"));
-  showProblem("");
-  await showHealth();
-  return show();
-}
-
-/** How the chosen model is, in the composer and in the welcome. */
-async function showHealth() {
-  const name = modelChoice.value;
-  let state;
-  try {
-    state = await getJson("/api/v1/state");
+    await offerModels(modelChoice, settings.model);
+    showProblem("");
   } catch (error) {
     if (error.status === undefined) throw error;
-    return; // asking will say what is wrong
+    if (error.status === 401 && (await askForKey())) return loadModels();
+    showProblem(explain(error), loadModels);
   }
-  const model = state.models.find((one) => one.name === name);
-  const health = byId("model-health");
-  health.hidden = !model || model.health === "healthy";
-  if (model) {
-    health.className = `health ${model.health}`;
-    say(health, model.health);
-  }
-  say(byId("welcome-title"), name ? `Ask ${name}` : "No model yet");
-  say(byId("welcome-text"), welcome(model, name));
-}
-
-function welcome(model, name) {
-  if (!name) return "This gateway offers no model.";
-  if (!model || model.servers.length === 0) return "No server serves this model yet. It can answer once some do.";
-  if (model.health === "broken") return `No server serves ${namedBlocks(model.missing_blocks)} yet. It can answer once one does.`;
-  const several = model.servers.length > 1 ? `${model.servers.length} servers` : "one server";
-  return `Its ${model.num_blocks} blocks run on ${several}. This conversation is kept in your browser.`;
+  return show();
 }
 
 /** What a field says, within its bounds; null when it says nothing. */
@@ -184,7 +156,7 @@ function numberIn(id, least, most) {
   return said === "" || Number.isNaN(Number(said)) ? null : Math.min(most, Math.max(least, Number(said)));
 }
 
-// --- history
+// --- other conversations
 
 function open(other) {
   answering?.abort();
@@ -194,35 +166,10 @@ function open(other) {
   scroller.scrollTop = scroller.scrollHeight;
 }
 
-function showHistory() {
-  const all = kept.loadConversations();
-  byId("no-history").hidden = all.length > 0;
-  reconcile(
-    byId("history-list"),
-    all,
-    (one) => one.id,
-    (one) => {
-      const openIt = () => {
-        byId("history-dialog").close();
-        open(kept.loadConversations().find((other) => other.id === one.id) ?? kept.newConversation());
-      };
-      const forget = () => {
-        kept.forgetConversation(one.id);
-        if (one.id === conversation.id) {
-          conversation.messages.length = 0; // for an answer that is still being written
-          open(kept.newConversation());
-        }
-        showHistory();
-      };
-      return el(
-        "li",
-        {},
-        el("button", { type: "button", class: "open", onclick: openIt }, el("span", {}, kept.titleOf(one)), el("span", {}, ago(one.changedAt))),
-        el("button", { type: "button", class: "quiet small", "aria-label": `Delete: ${kept.titleOf(one)}`, onclick: forget }, "Delete"),
-      );
-    },
-    () => {},
-  );
+function onForgotten(id) {
+  if (id !== conversation.id) return;
+  conversation.messages.length = 0; // for an answer that is still being written
+  open(kept.newConversation());
 }
 
 // --- wiring
@@ -249,25 +196,16 @@ byId("stop").addEventListener("click", () => {
   answering?.abort();
   question.focus();
 });
-byId("retry").addEventListener("click", async () => {
-  showProblem("");
-  if (modelChoice.disabled) await loadModels();
-  const last = conversation.messages.at(-1);
-  if (last?.role === "assistant") regenerate(conversation.messages.length - 1);
-  else if (last) answer();
-});
+byId("retry").addEventListener("click", () => onRetry?.());
 byId("new-chat").addEventListener("click", () => {
   open(kept.newConversation());
   question.focus();
 });
-byId("history").addEventListener("click", () => {
-  showHistory();
-  byId("history-dialog").showModal();
-});
+byId("history").addEventListener("click", () => showHistory({ open, onForgotten }));
 modelChoice.addEventListener("change", () => {
   settings.model = modelChoice.value;
   kept.saveSettings(settings);
-  showHealth();
+  showHealth(modelChoice.value);
 });
 
 byId("open-settings").addEventListener("click", () => {
@@ -301,5 +239,5 @@ scroller.scrollTop = scroller.scrollHeight;
 if (!matchMedia("(pointer: coarse)").matches) question.focus();
 loadModels();
 setInterval(() => {
-  if (!document.hidden && modelChoice.value) showHealth();
+  if (!document.hidden && modelChoice.value) showHealth(modelChoice.value);
 }, HEALTH_PERIOD_MS);
