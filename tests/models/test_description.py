@@ -29,6 +29,7 @@ SLOW = (
 FAMILIES = [*FAST, *(pytest.param(family, marks=pytest.mark.slow) for family in SLOW)]
 CONTEXT = 300
 DECODED = 80
+LONG_CONTEXT = 8192
 
 
 @pytest.fixture
@@ -72,6 +73,17 @@ def test_a_span_takes_what_was_said_before_it_was_loaded(family, tiny, bytes_rea
         assert model.needs_token_ids == span.capabilities.needs_token_ids
         assert model.cuts == span.capabilities.cuts
         assert model.can_go_back or not span.capabilities.can_trim
+
+
+def test_what_a_long_session_allocates_is_what_was_said(tmp_path):
+    """The room to grow counts too: it is lost in a context of the length that people ask for."""
+    checkpoint = open_checkpoint(write_tiny(tmp_path, "llama", max_position_embeddings=LONG_CONTEXT))
+    span = load_span(checkpoint, 0, 1)
+    cache = span.new_cache(1)
+    for _ in range(LONG_CONTEXT // 1024):
+        span.forward(torch.randn(1, 1024, span.hidden_size), cache)
+    assert cache.num_tokens == LONG_CONTEXT
+    assert describe_model(checkpoint).span(0, 1).cache_bytes(LONG_CONTEXT) == pytest.approx(cache.nbytes, rel=0.05)
 
 
 @pytest.mark.slow
