@@ -115,6 +115,7 @@ async function answer(before = []) {
     if (place >= 0 && !message.text && !message.answer) own.messages.splice(place, 1, ...before);
     kept.saveConversation(own);
     show();
+    showHealth(modelChoice.value); // an answer, or none, is news of it
   }
 }
 

@@ -25,6 +25,8 @@ function modelCard(model) {
   const health = el("span", {});
   const facts = el("span", { class: "facts number" });
   const verdict = el("p", { class: "verdict" });
+  const command = el("code", {});
+  const help = el("p", { class: "help quiet-text" }, "On any machine that reaches this swarm: ", command);
   const map = blockMap();
   const table = serverTable();
   const card = el(
@@ -32,6 +34,7 @@ function modelCard(model) {
     { class: "card model", "aria-labelledby": name.id },
     el("div", { class: "model-head" }, name, health, facts),
     verdict,
+    help,
     map,
     table,
   );
@@ -41,6 +44,8 @@ function modelCard(model) {
     say(health, now.health);
     say(facts, `${count(now.num_blocks, "block")} · ${count(now.servers.length, "server")} · weights ${now.fingerprint.slice(0, 8)}`);
     say(verdict, verdictOn(now));
+    help.hidden = now.health !== "broken";
+    say(command, `corolla serve MODEL${firstGap(now)} --join ADDRESS`);
     showBlockMap(map, now);
     table.hidden = now.servers.length === 0;
     showServers(table, now.servers, `Servers of ${now.name}`);
@@ -50,7 +55,7 @@ function modelCard(model) {
 
 /** What the health means, and what would help. */
 function verdictOn(model) {
-  if (model.servers.length === 0) return "No server serves this model yet. Start one with corolla serve.";
+  if (model.servers.length === 0) return "No server serves this model yet.";
   if (model.health === "broken") {
     return `No server serves ${namedBlocks(model.missing_blocks)} yet: the model cannot answer until one does.`;
   }
@@ -60,6 +65,16 @@ function verdictOn(model) {
     return `It answers, but ${namedBlocks(model.fragile_blocks)} ${model.fragile_blocks.length === 1 ? "hangs" : "hang"} on one server only (${who}).`;
   }
   return "Every block is on two servers or more: any one of them may leave.";
+}
+
+/** Which blocks a new server should take: the first that are missing. All of them: it needs no telling. */
+function firstGap(model) {
+  const missing = model.missing_blocks;
+  if (missing.length === 0 || missing.length === model.num_blocks) return "";
+  const start = missing[0];
+  let end = start;
+  while (missing.includes(end)) end += 1;
+  return ` --blocks ${start}:${end}`;
 }
 
 function summaryOf(models) {
