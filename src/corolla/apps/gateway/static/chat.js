@@ -137,6 +137,13 @@ async function onFailure(error, own, message) {
   if (error.status === 401 && (await askForKey())) await loadModels();
 }
 
+/** As high as its text, where the browser's stylesheet cannot do it (`field-sizing`). */
+function fit(field) {
+  if (CSS.supports("field-sizing", "content")) return;
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight}px`;
+}
+
 // --- models and settings
 
 async function loadModels() {
@@ -180,9 +187,13 @@ byId("composer").addEventListener("submit", (event) => {
   const text = question.value.trim();
   if (!text || answering || !modelChoice.value) return;
   question.value = "";
+  fit(question);
   send(text);
 });
-question.addEventListener("input", show);
+question.addEventListener("input", () => {
+  fit(question);
+  show();
+});
 question.addEventListener("keydown", (event) => {
   const isTouch = matchMedia("(pointer: coarse)").matches; // there, Enter is for new lines
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !isTouch) {
