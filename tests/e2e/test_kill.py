@@ -7,7 +7,7 @@ no second: a session that is left behind anywhere would refuse the next one ther
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ def wait_for_route(session: InferenceSession) -> list[PeerId]:
 
 @pytest.mark.parametrize(
     ("blow", "places"),
-    [(kill_family, [2]), (freeze, [0]), (kill_daemon, [1])],
+    [(kill_family, [2]), (freeze, [0]), (kill_daemon, [1]), (kill_python, [2])],
     ids=lambda value: value.__name__ if callable(value) else "+".join(map(str, value)),
 )
 def test_lost_between_two_answers(
@@ -182,7 +182,7 @@ def test_lost_between_two_answers(
     assert torch.equal(torch.cat([first, second], dim=1), texts[SHORT.shape[1]])
 
 
-@pytest.mark.parametrize("blow", [kill_family, kill_python], ids=lambda blow: blow.__name__)
+@pytest.mark.parametrize("blow", [kill_daemon, kill_python], ids=lambda blow: blow.__name__)
 def test_lost_before_the_first_token(
     fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow
 ) -> None:
@@ -199,9 +199,13 @@ def test_lost_before_the_first_token(
 # --- in the middle of a recovery
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize(
+    ("blow", "pause_s"),
+    [(kill_python, 0.0), (kill_daemon, 0.05), (freeze, 0.2)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_another_is_lost_while_the_first_is_being_replaced(
-    fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], pause_s: float
+    fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow, pause_s: float
 ) -> None:
     """Behind a long prompt, whose replay takes a while."""
     with swarm.inference_session(max_length=MAX_LENGTH) as session:
@@ -215,10 +219,39 @@ def test_another_is_lost_while_the_first_is_being_replaced(
 
         def strike_later(peer: PeerId) -> None:
             time.sleep(pause_s)
-            fleet.strike(kill_family, [peer])
+            fleet.strike(blow, [peer])
 
         tokens = swarm.generate(LONG, max_new_tokens=NEW_TOKENS, streamer=AtToken(LOST_AT, strike_twice), **GREEDY)
         threads[0].join()
+    assert torch.equal(tokens[:, LONG.shape[1] :], texts[LONG.shape[1]][:, :NEW_TOKENS])
+
+
+@pytest.mark.parametrize("blow", [kill_python, kill_daemon, freeze], ids=lambda blow: blow.__name__)
+def test_the_substitute_is_lost_while_it_is_being_built(
+    fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow
+) -> None:
+    """A third server of its blocks is up, or will be soon."""
+    with swarm.inference_session(max_length=MAX_LENGTH) as session, ThreadPoolExecutor(1) as pool:
+        lost: list[PeerId] = []
+
+        def strike() -> None:
+            lost.append(route_of(session)[1])
+            fleet.strike(kill_family, lost)
+            striking.append(pool.submit(strike_substitute))
+
+        def strike_substitute() -> None:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while (taken := route_of(session)[1]) in lost:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            lost.append(taken)
+            fleet.strike(blow, [taken])
+
+        striking: list[Future[None]] = []
+        tokens = swarm.generate(LONG, max_new_tokens=NEW_TOKENS, streamer=AtToken(LOST_AT, strike), **GREEDY)
+        striking[0].result()
+        assert len(set(lost)) == 2
+        assert not set(lost) & set(route_of(session))
     assert torch.equal(tokens[:, LONG.shape[1] :], texts[LONG.shape[1]][:, :NEW_TOKENS])
 
 
