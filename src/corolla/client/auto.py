@@ -15,6 +15,7 @@ from corolla.client.config import ClientConfig
 from corolla.client.connection import Connection
 from corolla.client.lists import read_lists
 from corolla.errors import BadInput
+from corolla.models.disk_cache import Say
 from corolla.models.frugal import give_back_freed, import_modeling
 from corolla.models.source import open_model_source
 from corolla.models.source_options import SourceOptions
@@ -57,6 +58,7 @@ class AutoDistributedModelForCausalLM:
         exact: bool = False,
         has_tokenizer: bool = False,
         progress: Progress | None = None,
+        say: Say | None = None,
         **unknown: Any,
     ) -> "DistributedModelForCausalLM":
         """Load embeddings, final norm and head; the blocks are found in the swarm.
@@ -67,8 +69,8 @@ class AutoDistributedModelForCausalLM:
         also gets the files of its tokenizer. `swarm_key`: the key file of a private swarm. `allowed_servers`,
         `blocked_servers`: peer ids of the only servers to use, and of those never to use. `quantization`: "none" for
         servers alone that hold the weights as they are. `exact`: bit for bit the same text when servers are lost, in
-        every dtype. `progress` is told how a download goes;
-        None: the log is. Raises BadInput (model, arguments) or NoPeers.
+        every dtype. `progress` is told how a download goes, `say` in a sentence what else takes long (converting a
+        GGUF file); None: the log is. Raises BadInput (model, arguments) or NoPeers.
         """
         if unknown:
             raise BadInput(f"from_pretrained does not know {', '.join(sorted(unknown))}")
@@ -85,7 +87,7 @@ class AutoDistributedModelForCausalLM:
             network = NetworkConfig(is_client=True, gate=GateConfig(keys=keys))
         checkpoint = open_model_source(
             name_or_dir, source or SourceOptions(), has_tokenizer=has_tokenizer,
-            progress=progress or TellSometimes(log.info), say=log.info,
+            progress=progress or TellSometimes(log.info), say=say or log.info,
         )  # fmt: skip
         connection = Connection(network, config, peers)
         try:

@@ -19,6 +19,7 @@ from corolla.ids import Fingerprint
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.description import CacheNeeds, ModelDescription, describe_model
 from corolla.models.disk_cache import user_cache
+from corolla.models.frugal import give_back_freed
 from corolla.models.loading import load_span
 from corolla.models.span import Span
 from corolla.models.tensors import TORCH_DTYPES
@@ -102,6 +103,7 @@ class Host:
             self.checkpoint, start, end, dtype=self._dtype, device=config.device, quantization=config.quantization
         )
         speed = remembered_speed(span, self._key(span.dtype, span.num_blocks), self._speeds_file)
+        give_back_freed()
         log.info("span loaded", extra={"blocks": f"{start}:{end}", "seconds": round(time.perf_counter() - began, 1)})
         return LoadedSpan(span, speed)
 

@@ -15,6 +15,7 @@ from corolla.errors import SwarmError
 from corolla.ids import Fingerprint, PeerId
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.fingerprint import fingerprint
+from corolla.models.frugal import import_modeling
 from corolla.models.source import open_model_source
 from corolla.models.transfer import TellSometimes
 from corolla.net.findings import Finding
@@ -188,6 +189,7 @@ def _within_model(config: ServerConfig, checkpoint: Checkpoint) -> ServerConfig:
 
 def _begin(config: ServerConfig, checkpoint: Checkpoint, which: Fingerprint) -> "tuple[Host, LoadedSpan | Room]":
     """In a thread beside the network's start: imports torch, and loads what need not be agreed on."""
+    import_modeling()
     from corolla.server.hosting import Host
 
     host = Host(config, checkpoint, which)

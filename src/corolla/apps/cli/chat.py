@@ -59,11 +59,11 @@ def command(
     anew; /exit or Ctrl-D ends.
     """
     peers = require_peers(join)
-    with progress("joining the swarm and loading the local half of the model") as show:
+    with progress("joining the swarm and loading the local half of the model") as shown:
         from corolla.apps.cli.conversation import PRIVACY_NOTE, Sampling, open_model
 
         sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype, source=source, progress=show)
+        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype, source=source, shown=shown)
     if not swarm_model.has_chat_template:
         raise BadInput(f"{model} has no chat template; use `corolla generate --raw`")
     click.echo(f"{PRIVACY_NOTE} /exit ends.", err=True)

@@ -22,11 +22,11 @@ from transformers import (
 
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.cli.network import chosen_servers, client_network, is_exact
+from corolla.apps.cli.progress import Shown
 from corolla.client.config import ClientConfig
 from corolla.errors import BadInput
 from corolla.models.frugal import give_back_freed
 from corolla.models.source_options import SourceOptions
-from corolla.models.transfer import Progress
 
 if TYPE_CHECKING:
     from corolla.client.inference import InferenceSession
@@ -111,14 +111,15 @@ def open_model(
     *,
     dtype: str | None,
     source: SourceOptions | None = None,
-    progress: Progress | None = None,
+    shown: Shown | None = None,
 ) -> SwarmModel:
     """Join the swarm and load the model's local half and tokenizer. Raises BadInput or NoPeers."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model = AutoDistributedModelForCausalLM.from_pretrained(
         name_or_dir, initial_peers=peers, dtype=dtype, config=ClientConfig(servers=chosen_servers(), exact=is_exact()),
-        network=client_network(), source=source, has_tokenizer=True, progress=progress,
+        network=client_network(), source=source, has_tokenizer=True,
+        progress=None if shown is None else shown.progress, say=None if shown is None else shown.say,
     )  # fmt: skip
     swarm_model = SwarmModel(model, load_tokenizer(model.checkpoint.directory))
     give_back_freed()  # reading a tokenizer leaves tens of megabytes

@@ -48,11 +48,11 @@ def command(
     blocks run on servers. A PROMPT of - is read from standard input. The text comes on standard output.
     """
     peers = require_peers(join)
-    with progress("joining the swarm and loading the local half of the model") as show:
+    with progress("joining the swarm and loading the local half of the model") as shown:
         from corolla.apps.cli.conversation import PRIVACY_NOTE, Conversation, Sampling, open_model
 
         sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype, source=source, progress=show)
+        swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype, source=source, shown=shown)
     text = sys.stdin.read() if prompt == "-" else prompt
     click.echo(PRIVACY_NOTE, err=True)
     is_chat = swarm_model.has_chat_template and not raw

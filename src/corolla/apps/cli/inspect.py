@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from corolla.apps.cli.options import BlockSpan, json_option, logging_options, source_options
+from corolla.apps.cli.progress import progress
 
 if TYPE_CHECKING:
     from corolla.models.quantization import Quantization
@@ -60,7 +61,8 @@ def command(
     from corolla.models.loading import check_span
     from corolla.models.source import open_model_source
 
-    checkpoint = open_model_source(model, source)
+    with progress("looking the model over") as shown:
+        checkpoint = open_model_source(model, source, progress=shown.progress, say=shown.say)
     if blocks is not None:
         check_span(checkpoint, *blocks)
     kind = None if dtype == "auto" else getattr(torch, dtype)
