@@ -375,6 +375,20 @@ def test_without_answers_it_says_how_to_get_some(browser: Browser, gateway: ToyG
 # --- everybody
 
 
+def test_the_pages_work_where_a_proxy_puts_them(browser: Browser) -> None:
+    with ToyGateway(path="/friends") as gateway:
+        gateway.serve("attic", "0:30")
+        with chat(browser, gateway) as page:
+            ask(page, "Hi")
+            wait_for_answers(page, 1)
+            page.get_by_role("link", name="Where the time went").click()
+            expect(page.locator("#verdict")).to_contain_text("A token takes", timeout=WAIT_MS)
+            page.get_by_role("link", name="Swarm").click()
+            expect(page.locator("#live")).to_have_text("Live", timeout=WAIT_MS)
+            page.get_by_role("link", name="corolla").click()
+            expect(page.locator(".message.assistant .markdown")).to_have_text("Hello from the swarm.")
+
+
 @pytest.mark.parametrize(("scheme", "rules"), [("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")])
 def test_every_page_passes_the_accessibility_check(
     browser: Browser, gateway: ToyGateway, scheme: Literal["light", "dark"], rules: str

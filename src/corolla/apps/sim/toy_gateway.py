@@ -25,7 +25,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from corolla.apps.gateway.observer import Observer, ObserverConfig
 from corolla.apps.gateway.pages import page_routes
@@ -47,7 +47,8 @@ PROMPT_TOKENS = 41
 class ToyGateway:
     """Serves on a free port from a thread of its own until the block ends."""
 
-    def __init__(self, *, api_key: str = "") -> None:
+    def __init__(self, *, api_key: str = "", path: str = "") -> None:
+        """`path`: under which a proxy would show it."""
         self.api_key = api_key
         self.answer = HELLO
         self.token_s = 0.01
@@ -59,7 +60,7 @@ class ToyGateway:
         self.bodies: list[dict[str, Any]] = []
         """Of every chat request, in order."""
         self.hang_ups = 0
-        self.url = ""
+        self.url = path
         self._rng = random.Random(7)  # noqa: S311 - makes up times
         self._traces = TraceStore()
         self._ready = threading.Event()
@@ -121,19 +122,18 @@ class ToyGateway:
             self._observer = Observer(self._client.transport, served=[served], config=config)
             await self._observer.look()
             observing = self._loop.create_task(self._observer.keep_observed())
-            app = Starlette(
-                routes=[
-                    *page_routes(),
-                    *state_routes(self._observer, self._traces, self._authorize),
-                    Route("/v1/models", self._models),
-                    Route("/v1/chat/completions", self._chat, methods=["POST"]),
-                ]
-            )
+            routes = [
+                *page_routes(),
+                *state_routes(self._observer, self._traces, self._authorize),
+                Route("/v1/models", self._models),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            ]
+            app = Starlette(routes=[Mount(self.url, routes=routes)])
             self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
             serving = self._loop.create_task(self._server.serve())
             while not self._server.started:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.01)
-            self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+            self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}{self.url}"
             self._ready.set()
             await serving
             observing.cancel()

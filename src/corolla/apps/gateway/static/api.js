@@ -24,14 +24,14 @@ export function keepApiKey(key, onThisDevice) {
   if (key) (onThisDevice ? localStorage : sessionStorage).setItem(KEY, key);
 }
 
-/** Raises ApiError; an AbortError passes through. */
+/** `path` is the gateway's, wherever a proxy puts that. Raises ApiError; an AbortError passes through. */
 export async function request(path, { method = "GET", body = null, signal = null } = {}) {
   const headers = {};
   if (apiKey()) headers.Authorization = `Bearer ${apiKey()}`;
   if (body !== null) headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(path, { method, headers, signal, body: body === null ? null : JSON.stringify(body) });
+    response = await fetch(path.slice(1), { method, headers, signal, body: body === null ? null : JSON.stringify(body) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The gateway does not answer. Is it still running?");
