@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from corolla.apps.gateway.gateway import Gateway
 from corolla.apps.gateway.middleware import Guard
 from corolla.apps.gateway.openai import OpenAiApi
+from corolla.apps.gateway.openapi import describe
 
 
 def create_app(gateway: Gateway, pages: Sequence[BaseRoute] = ()) -> ASGIApp:
@@ -41,8 +42,14 @@ def _operations(gateway: Gateway) -> list[Route]:
     async def metrics(_request: Request) -> Response:
         return Response(gateway.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    description = msgspec.json.encode(describe())
+
+    async def openapi(_request: Request) -> Response:
+        return Response(description, media_type="application/json")
+
     return [
         Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
+        Route("/openapi.json", openapi, methods=["GET"]),
     ]

@@ -8,10 +8,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
+
+LEAST_TEMPERATURE: Final = 1e-4
+"""Below it logits divided by it overflow, and the likeliest token is all that is left anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Sampler:
         self._grammar = grammar
         self._counts: Counter[int] = Counter()
         self._chance: torch.Generator | None = None
-        if sampling.temperature > 0:
+        if sampling.temperature >= LEAST_TEMPERATURE:
             self._chance = torch.Generator()
             if sampling.seed is None:
                 self._chance.seed()
@@ -96,13 +99,15 @@ class Sampler:
     def _choose(self, scores: Tensor) -> int:
         if self._chance is None:
             return int(scores.argmax())
-        likely = (scores / self.sampling.temperature).softmax(-1)
+        likely = ((scores - scores.max()) / self.sampling.temperature).softmax(-1)
         if 0 < self.sampling.top_k < likely.numel():
             likely = torch.where(likely < likely.topk(self.sampling.top_k).values[-1], 0.0, likely)
         if self.sampling.top_p < 1:
             ordered, order = likely.sort(descending=True, stable=True)
-            before = ordered.cumsum(-1) - ordered  # the likeliest always stays
-            likely[order[before >= self.sampling.top_p * likely.sum()]] = 0.0
+            before = ordered.cumsum(-1) - ordered
+            unlikely = before >= self.sampling.top_p * likely.sum()
+            unlikely[0] = False  # the likeliest stays, however small top_p is
+            likely[order[unlikely]] = 0.0
         return int(torch.multinomial(likely, 1, generator=self._chance))
 
     def _likelihood(self, raw: Tensor, token: int) -> Likelihood | None:

@@ -114,13 +114,16 @@ def _calls_in(text: str, form: ToolFormat) -> tuple[list[ToolCall], str]:
         calls = parse_calls(text.removeprefix(form.opening).strip())
         return calls, "" if calls else text
     calls, left = list[ToolCall](), ""
-    while text:
-        before, opening, rest = text.partition(form.opening)
+    while form.opening in text:
+        before, _, rest = text.partition(form.opening)
         payload, _, after = rest.partition(form.closing)
         found = parse_calls(payload.strip())
         calls += found
-        left += before.strip() if found or not opening else before + text[len(before) : len(text) - len(after)]
+        left += before if found else text[: len(text) - len(after)]
         text = after
+    left += text
+    if calls:
+        left = left.strip()  # the line ends between calls are nothing to show
     return calls[:MAX_CALLS], left
 
 
