@@ -55,6 +55,8 @@ class ToyGateway:
         self.finish = "stop"
         self.refusal: Response | None = None
         """Said once instead of an answer."""
+        self.held_after: int | None = None
+        """After so many tokens it waits until this is None again."""
         self.breaks_after: int | None = None
         """The connection is cut after so many tokens."""
         self.bodies: list[dict[str, Any]] = []
@@ -164,6 +166,8 @@ class ToyGateway:
             for number, token in enumerate(tokens):
                 if number == self.breaks_after:
                     return
+                while number == self.held_after:  # noqa: ASYNC110 - set from the test's thread
+                    await asyncio.sleep(0.01)
                 await asyncio.sleep(self.token_s)
                 await self._trace(trace, is_first=number == 0)
                 yield _chunk(choices=[{"index": 0, "delta": {"content": token}, "finish_reason": None}])
