@@ -257,8 +257,9 @@ class Ring:
         await hop.open(replace(ask, is_fresh=True, standby=True, hold=True))
         if hop.start in self.heads and not self.heads[hop.start].covers(self._steps.last_answered):
             raise MissingBlocks(list(range(hop.start, hop.end)), "its history has to come round from the start")
+        if hop.start in self.heads or ask.next is None:
+            await hop.connect()  # now, so that no step waits for it when the places are swapped
         if hop.start in self.heads:
-            await hop.connect()
             await self._replay_to(hop, self.heads[hop.start], live_from=1 << 60)
         else:
             self.hops[index - 1].replay(
