@@ -13,6 +13,7 @@ Everything a session holds (lease, cache, links, place in the tables) is given b
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from corolla.clock import loop_time
@@ -75,6 +76,8 @@ class Handler:
         self.limits = limits
         self.counters = ServerCounters()
         self.sessions: dict[tuple[PeerId, SessionId], HostedSession] = {}
+        self.on_step: Callable[[StepJob], None] | None = None
+        """Told of each step on the device thread, once it is over."""
         self.is_leaving = False
         self.is_away = False
         """Between two spans, hosting nothing: no new session is taken."""
@@ -226,6 +229,8 @@ class Handler:
                 new_tokens=job.new_tokens, rows=job.step.hidden.shape[0], num_blocks=session.stop - session.start,
                 compute_s=job.compute_s,
             )  # fmt: skip
+        if self.on_step is not None:
+            self.on_step(job)
 
     # --- a session's life
 

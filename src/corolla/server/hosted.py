@@ -144,6 +144,8 @@ class StepJob:
     on_failed: Callable[["StepJob", Refused], None]
     clock: Callable[[], float]
     arrived: float = field(init=False)
+    queue_s: float = 0.0
+    """How long it stood in line."""
     compute_s: float = 0.0
     """How long the blocks took; 0 before they ran."""
 
@@ -177,12 +179,13 @@ class StepJob:
         session, step, push = self.session, self.step, self.session.push
         want = self._want()
         started = self.clock()
+        self.queue_s = started - self.arrived
         hidden = session.runner.run(cache, step, want, session.wire_dtype)
         done = self.clock()
         self.compute_s = done - started
         if hidden is not None and not is_finite(hidden):
             raise Faulty(f"our blocks gave NaN or infinity in step {step.step_no}, though what came was finite")
-        timings = [*step.timings, wire.HopTiming(started - self.arrived, self.compute_s, 0.0)]
+        timings = [*step.timings, wire.HopTiming(self.queue_s, self.compute_s, 0.0)]
         position = step.position + self.new_tokens
         if push.is_tail:
             push.skip(position)

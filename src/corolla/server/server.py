@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from corolla.server.publisher import Lifetimes, claimed_span
 from corolla.server.serving import ServedSpan, announcement_of, serve_span
 
 if TYPE_CHECKING:
+    from corolla.server.handler import Handler
     from corolla.server.hosting import Host, LoadedSpan, Room
     from corolla.server.speed import Speed
 
@@ -50,6 +52,9 @@ class Ready:
     addresses: tuple[str, ...]
 
 
+Watch = Callable[["Handler", Libp2pTransport], AbstractContextManager[None]]
+"""Looks on while a server serves: metrics."""
+
 Check = Callable[[Libp2pTransport], Awaitable[Sequence[Finding]]]
 """Looks at a peer that has joined; what it finds is told, and one nobody can reach is not announced."""
 
@@ -62,6 +67,7 @@ async def run_server(
     stop: asyncio.Event,
     on_ready: Callable[[Ready], None],
     check: Check | None = None,
+    watch: Watch | None = None,
 ) -> None:
     """Host a span until `stop` is set. Raises BadInput, NoPeers, or SwarmError when the network is lost."""
     check_device(config.device)
@@ -79,7 +85,7 @@ async def run_server(
                 _require_reachable(await (check or _check_reach)(transport))
             host, begun = await loading
             loaded, placement = await _settled(transport, host, begun, is_alone=not initial_peers)
-            await _serve(transport, host, loaded, placement, stop, on_ready)
+            await _serve(transport, host, loaded, placement, stop, on_ready, watch)
     finally:
         loading.cancel()
 
@@ -112,12 +118,13 @@ async def _settled(
 
 
 async def _serve(
-    transport: Transport,
+    transport: Libp2pTransport,
     host: "Host",
     loaded: "LoadedSpan",
     placement: Placement | None,
     stop: asyncio.Event,
     on_ready: Callable[[Ready], None],
+    watch: Watch | None,
 ) -> None:
     from corolla.server.span import TorchSpanRunner
 
@@ -125,8 +132,9 @@ async def _serve(
     served = _served(host, loaded.speed)
     runner = TorchSpanRunner(span)
     async with serve_span(transport, runner, DeviceThread(), host.config, served, placement=placement) as handler:
-        on_ready(Ready(transport.peer, span.start, span.end, tuple(transport.addresses)))
-        await _until(stop, transport)
+        with watch(handler, transport) if watch is not None else nullcontext():
+            on_ready(Ready(transport.peer, span.start, span.end, tuple(transport.addresses)))
+            await _until(stop, transport)
     if isinstance(handler.runner, TorchSpanRunner):  # not on the way from span to span
         host.remember(handler.runner.span, (handler.meter.decode_tokens_per_s, handler.meter.prefill_tokens_per_s))
 

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import click
 from corolla.apps.cli.leaving import leave_with_parent, run_until_stopped
 from corolla.apps.cli.options import (
     BlockSpan,
+    HostPort,
     exit_with_parent_option,
     identity_option,
     join_option,
@@ -26,6 +28,7 @@ from corolla.apps.cli.ready import say_ready
 if TYPE_CHECKING:
     from corolla.models.source_options import SourceOptions
     from corolla.server.config import DTypeChoice, QuantizationChoice
+    from corolla.server.server import Watch
 
 
 class Device(click.ParamType[str]):
@@ -89,6 +92,9 @@ class Device(click.ParamType[str]):
     show_default=True,
     help="How long a server that leaves goes on serving, for its clients to move away.",
 )
+@click.option(
+    "--metrics", metavar="HOST:PORT", type=HostPort(), help="Show numbers for Prometheus at http://HOST:PORT/metrics."
+)
 @source_options
 @json_option
 @exit_with_parent_option
@@ -110,6 +116,7 @@ def command(
     max_session_tokens: int | None,
     reserve_for: tuple[Path, ...],
     drain_timeout: float,
+    metrics: str | None,
     source: "SourceOptions",
     as_json: bool,
     exit_with_parent: bool,
@@ -146,6 +153,16 @@ def command(
             say_ready(server.peer, (server.start, server.end), server.addresses, as_json=as_json)
             ready()
 
-        return run_server(config, network, split_addresses(join), stop=stop, on_ready=on_ready, check=examine_swarm)
+        return run_server(
+            config, network, split_addresses(join),
+            stop=stop, on_ready=on_ready, check=examine_swarm, watch=None if metrics is None else page_at(metrics),
+        )  # fmt: skip
 
     run_until_stopped(serve)
+
+
+def page_at(address: str) -> "Watch":
+    from corolla.apps.metrics.server import metrics_page
+    from corolla.net.libp2p.addresses import parse_host_port
+
+    return partial(metrics_page, parse_host_port(address))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -11,6 +11,7 @@ class GatewayMetrics:
     """One gateway's; nothing global, so that two in a process do not mix."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # pyright: ignore[reportUnknownMemberType, reportPrivateImportUsage] - theirs
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "corolla_gateway_requests", "Requests answered.", ["endpoint", "status"], registry=registry

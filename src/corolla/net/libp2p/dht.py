@@ -53,6 +53,19 @@ class DhtPing:
     """How far the other's wall clock is ahead of ours, give or take half a round trip."""
 
 
+@dataclass(slots=True)
+class DhtTraffic:
+    """What this peer asked of the hash table since it started; for metrics."""
+
+    puts: int = 0
+    failed_puts: int = 0
+    """Nobody else keeps what was published."""
+    gets: int = 0
+    records_read: int = 0
+    bytes_put: int = 0
+    bytes_read: int = 0
+
+
 class Dht:
     """This peer's DHT node: `Records`, pings, and whom it has met. `async with` starts and ends it."""
 
@@ -74,6 +87,7 @@ class Dht:
         self._callers = Callers(Control(control_path))
         self._p2p: Any = None
         self._node: Any = None
+        self.traffic = DhtTraffic()
         self._has_met_others = False
         """Whether another peer was ever there: until then publishing to ourselves is all there is to do."""
 
@@ -98,11 +112,18 @@ class Dht:
         await asyncio.wait(_connection_tasks(self._p2p), return_when=asyncio.FIRST_COMPLETED)
 
     async def put(self, key: str, value: bytes, lifetime_s: float) -> bool:
+        is_kept = await self._put(key, value, lifetime_s)
+        self.traffic.puts += 1
+        self.traffic.failed_puts += not is_kept
+        return is_kept
+
+    async def _put(self, key: str, value: bytes, lifetime_s: float) -> bool:
         self._process.check()
         if not 0 < lifetime_s <= MAX_LIFETIME_S:
             raise BadInput(f"a record cannot live for {lifetime_s} s: more than 0 and at most {MAX_LIFETIME_S:.0f}")
         expires_at = self._wall_time() + lifetime_s
         blob = sign_record(self._identity, key, value, expires_at)
+        self.traffic.bytes_put += len(blob)
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 self.met_peers()  # before a failing store drops them
@@ -120,10 +141,13 @@ class Dht:
         except TimeoutError:
             log.warning("reading records took too long", extra={"key": key, "timeout_s": LOOKUP_TIMEOUT_S})
             return []
+        self.traffic.gets += 1
         now, records = self._wall_time(), list[Record]()
         for peer, entry in found.value.items() if found is not None and isinstance(found.value, dict) else ():
             try:
                 records.append(verify_record(key, peer, entry.value, now))
+                self.traffic.records_read += 1
+                self.traffic.bytes_read += len(entry.value)
             except RecordRejected as rejected:
                 log.debug("record not believed", extra={"peer": peer, "flaw": rejected.flaw})
         return records

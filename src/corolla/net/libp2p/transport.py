@@ -23,7 +23,7 @@ from corolla.net.libp2p.addresses import most_reachable_first
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.control import Control, DaemonRefused, RawStream
 from corolla.net.libp2p.daemon import Daemon, DaemonConfig, run_daemon
-from corolla.net.libp2p.dht import Dht
+from corolla.net.libp2p.dht import Dht, DhtTraffic
 from corolla.net.libp2p.listener import Listener
 from corolla.net.libp2p.membership import Membership
 from corolla.net.libp2p.process import OwnProcess
@@ -80,6 +80,11 @@ class Libp2pTransport:
     @property
     def records(self) -> Records:
         return self._dht
+
+    @property
+    def dht_traffic(self) -> DhtTraffic:
+        """What this peer asked of the hash table since it started."""
+        return self._dht.traffic
 
     @property
     def daemon_pid(self) -> int:

@@ -1,0 +1,111 @@
+"""`corolla serve --metrics`: what a server has done and holds, for Prometheus.
+
+Steps are told as they end, on the device thread; all else is read off the server when Prometheus asks. The page has
+its own thread and port: whoever may read numbers need not be a peer.
+"""
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from corolla.errors import BadInput
+from corolla.net.libp2p.addresses import HostPort
+from corolla.net.libp2p.dht import DhtTraffic
+from corolla.net.libp2p.transport import Libp2pTransport
+from corolla.server.handler import Handler
+from corolla.server.hosted import StepJob
+from corolla.server.kv import PAGE_TOKENS
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class ServerMetrics:
+    """One server's; `registry` has them."""
+
+    def __init__(self, handler: Handler, traffic: DhtTraffic | None = None) -> None:
+        disable_created_metrics()  # pyright: ignore[reportUnknownMemberType, reportPrivateImportUsage]
+        self.registry = CollectorRegistry()
+        self._handler = handler
+        self._traffic = traffic
+        self._steps = Counter(
+            "corolla_server_steps", "Steps computed: of prompts, or of one token.", ["kind"], registry=self.registry
+        )
+        self._tokens = Counter(
+            "corolla_server_tokens", "Positions computed, of all rows.", ["kind"], registry=self.registry
+        )
+        self._queue_s = Histogram(
+            "corolla_server_queue_seconds", "How long a step waited for the device.",
+            ["kind"], registry=self.registry, buckets=SECONDS,
+        )  # fmt: skip
+        self._compute_s = Histogram(
+            "corolla_server_compute_seconds", "How long the blocks took for a step.",
+            ["kind"], registry=self.registry, buckets=SECONDS,
+        )  # fmt: skip
+        self.registry.register(self)
+
+    def saw_step(self, job: StepJob) -> None:
+        """A step has been computed. On the device thread."""
+        kind = "prefill" if job.is_prefill else "decode"
+        self._steps.labels(kind).inc()
+        self._tokens.labels(kind).inc(job.new_tokens * job.step.hidden.shape[0])
+        self._queue_s.labels(kind).observe(job.queue_s)
+        self._compute_s.labels(kind).observe(job.compute_s)
+
+    def collect(self) -> Iterable[Metric]:
+        """What the server holds now, and what it has counted itself."""
+        handler = self._handler
+        pool, counters, facts = handler.pool, handler.counters, handler.runner.facts
+        total_tokens = pool.total_pages * PAGE_TOKENS
+        yield _gauge("cache_tokens", "KV cache in all, in positions.", total_tokens)
+        yield _gauge("cache_used_tokens", "Of it, leased to sessions.", total_tokens - pool.free_tokens)
+        yield _gauge("sessions", "Sessions held.", len(handler.sessions))
+        yield _gauge("first_block", "First block hosted.", facts.start)
+        yield _gauge("blocks", "Blocks hosted.", facts.end - facts.start)
+        yield _gauge("expected_queue_seconds", "How long a step would wait that came now.", handler.queue_s)
+        yield _gauge("in_flight_bytes", "Of steps that have come and are not computed.", handler.bytes_in_flight)
+        yield _gauge("leaving", "1 while the server drains.", int(handler.is_leaving))
+        yield _counter("sessions_opened", "Sessions opened.", counters.sessions_opened)
+        yield _counter("links_down", "Times the next server of a route was out of reach.", counters.links_down)
+        refusals = CounterMetricFamily("corolla_server_refusals", "What was refused, by code.", labels=["code"])
+        for code, count in list(counters.refusals.items()):
+            refusals.add_metric([code], count)
+        yield refusals
+        if self._traffic is not None:
+            yield from _dht(self._traffic)
+
+
+def _dht(traffic: DhtTraffic) -> Iterable[Metric]:
+    yield _counter("dht_puts", "Records published.", traffic.puts)
+    yield _counter("dht_failed_puts", "Records published that no other peer kept.", traffic.failed_puts)
+    yield _counter("dht_gets", "Keys read.", traffic.gets)
+    yield _counter("dht_records_read", "Records read.", traffic.records_read)
+    yield _counter("dht_put_bytes", "Of records published, before copies.", traffic.bytes_put)
+    yield _counter("dht_read_bytes", "Of records read.", traffic.bytes_read)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"corolla_server_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"corolla_server_{name}", text, value=value)
+
+
+@contextmanager
+def metrics_page(address: HostPort, handler: Handler, transport: Libp2pTransport) -> Generator[None]:
+    """`http://ADDRESS/metrics` while the block lasts. Raises BadInput when the address cannot be had."""
+    metrics = ServerMetrics(handler, transport.dht_traffic)
+    try:
+        server, thread = start_http_server(address.port, address.host, registry=metrics.registry)
+    except OSError as fault:
+        raise BadInput(f"cannot listen on {address.host}:{address.port}: {fault.strerror or fault}") from fault
+    handler.on_step = metrics.saw_step
+    try:
+        yield
+    finally:
+        handler.on_step = None
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)

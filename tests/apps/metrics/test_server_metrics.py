@@ -1,0 +1,116 @@
+"""What a server tells Prometheus is what it did; names follow Prometheus' conventions, and the dashboard uses them."""
+
+import json
+import re
+import socket
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from corolla.apps.gateway.metrics import GatewayMetrics
+from corolla.apps.metrics.server import ServerMetrics, metrics_page
+from corolla.apps.sim.swarm import MemorySwarm
+from corolla.errors import BadInput, Refused
+from corolla.net.libp2p.addresses import HostPort
+from corolla.net.libp2p.dht import DhtTraffic
+from corolla.net.memory.loop import run_virtual
+from corolla.wire.tensors import WireTensor
+
+DASHBOARD = Path(__file__).parents[3] / "deploy" / "grafana-dashboard.json"
+HIDDEN = 4
+
+
+def states(num_tokens: int) -> WireTensor:
+    return WireTensor("float32", (1, num_tokens, HIDDEN), bytes(4 * num_tokens * HIDDEN))
+
+
+def test_what_was_computed_held_and_refused_is_told() -> None:
+    async def told() -> None:
+        async with MemorySwarm(num_blocks=4) as swarm:
+            handler = await swarm.serve("a", "0:4", cache_tokens=256)
+            metrics = ServerMetrics(handler, DhtTraffic(puts=3, bytes_put=700))
+            handler.on_step = metrics.saw_step
+            value = metrics.registry.get_sample_value
+            client = await swarm.client("c")
+            hidden_size = handler.runner.facts.hidden_size
+            async with client.open_session(swarm.model, max_tokens=100) as session:
+                for num_tokens in (5, 1, 1):
+                    hidden = WireTensor("float32", (1, num_tokens, hidden_size), bytes(4 * num_tokens * hidden_size))
+                    await session.step(hidden, num_tokens=num_tokens, want="last")
+                assert value("corolla_server_steps_total", {"kind": "decode"}) == 2
+                assert value("corolla_server_tokens_total", {"kind": "prefill"}) == 5
+                assert value("corolla_server_compute_seconds_count", {"kind": "decode"}) == 2
+                assert value("corolla_server_queue_seconds_count", {"kind": "prefill"}) == 1
+                assert value("corolla_server_sessions") == 1
+                assert value("corolla_server_cache_tokens") == 256
+                assert value("corolla_server_cache_used_tokens") == 112  # pages of 16
+                with pytest.raises(Refused):
+                    await client.start_session(swarm.model, max_tokens=100_000)
+            assert value("corolla_server_refusals_total", {"code": "unsupported"}) == 1
+            assert (value("corolla_server_dht_puts_total"), value("corolla_server_dht_put_bytes_total")) == (3, 700)
+            assert value("corolla_server_blocks") == 4
+
+    run_virtual(told())
+
+
+def test_the_page_is_there_while_the_server_serves_and_a_taken_port_is_named() -> None:
+    async def told() -> None:
+        async with MemorySwarm(num_blocks=4) as swarm:
+            handler = await swarm.serve("a", "0:4")
+            transport = cast("Any", SimpleNamespace(dht_traffic=DhtTraffic()))
+            with socket.socket() as taken:
+                taken.bind(("127.0.0.1", 0))
+                port = taken.getsockname()[1]
+                taken.listen()
+                with (
+                    pytest.raises(BadInput, match=f"cannot listen on 127.0.0.1:{port}"),
+                    metrics_page(HostPort("ip4", "127.0.0.1", port), handler, transport),
+                ):
+                    pass
+            with metrics_page(HostPort("ip4", "127.0.0.1", port), handler, transport):
+                page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()  # noqa: ASYNC210
+                assert "corolla_server_cache_tokens" in page
+            with pytest.raises(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1)  # noqa: ASYNC210 - a thread answers
+
+    run_virtual(told())
+
+
+def all_names() -> dict[str, str]:
+    """Every metric of gateway and server, and its kind."""
+
+    async def told() -> bytes:
+        async with MemorySwarm(num_blocks=4) as swarm:
+            return generate_latest(ServerMetrics(await swarm.serve("a", "0:4"), DhtTraffic()).registry)
+
+    gateway = GatewayMetrics()
+    for name in ("active_answers", "waiting_requests", "kept_sessions", "opened_sessions", "continued_sessions"):
+        gateway.watch(name, name, lambda: 0.0)
+    text = (run_virtual(told()) + gateway.page()).decode()
+    return {family.name: family.type for family in text_string_to_metric_families(text)}
+
+
+def test_names_say_what_they_count_and_in_which_unit() -> None:
+    for name, kind in all_names().items():
+        assert re.fullmatch(r"corolla_(server|gateway)_[a-z_]+", name), name
+        assert not name.endswith(("_ms", "_s", "_total_total")), name
+        if kind == "histogram":
+            assert name.endswith("_seconds"), name
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    names = all_names()
+    known = set(names) | {f"{name}_total" for name, kind in names.items() if kind == "counter"}
+    known |= {
+        f"{name}_{part}" for name, kind in names.items() if kind == "histogram" for part in ("bucket", "sum", "count")
+    }
+    dashboard = json.loads(DASHBOARD.read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    used = {name for expression in asked for name in re.findall(r"corolla_[a-z_]+", expression)}
+    assert len(used) > 15
+    assert used <= known, used - known
