@@ -70,6 +70,8 @@ class DeviceThread:
         self._submitted = 0
         self._finished = 0
         self._step_s = 0.0
+        self._began: float | None = None
+        """When the step that is being computed began."""
         self._thread = threading.Thread(target=self._work, name="corolla-device", daemon=True)
         self._thread.start()
 
@@ -80,7 +82,10 @@ class DeviceThread:
 
     @property
     def queue_s(self) -> float:
-        return self.waiting * self._step_s
+        """A long step counts while it runs: to a client that waits for it, 0 says that there is no work here."""
+        began = self._began
+        running_s = 0.0 if began is None else self.clock() - began
+        return max(self.waiting * self._step_s, running_s)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         self._submitted += len(jobs)
@@ -136,11 +141,12 @@ class DeviceThread:
                 self._run(job)
 
     def _run(self, job: Job) -> None:
-        started = time.perf_counter()
+        started = self._began = time.perf_counter()
         try:
             job.run()
         except Exception:
             log.exception("a step left an error behind")
+        self._began = None
         self._finished += 1
         self._step_s += 0.1 * (time.perf_counter() - started - self._step_s)
 
