@@ -89,6 +89,21 @@ def test_a_watcher_makes_looks_frequent_and_sees_each() -> None:
     run_virtual(live())
 
 
+def test_a_large_swarm_is_pinged_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corolla.apps.gateway.observer.MAX_PINGED", 4)
+
+    async def live() -> None:
+        async with MemorySwarm(num_blocks=8) as swarm:
+            for number in range(6):
+                await swarm.serve(f"server {number}", "0:8")
+            observer = Observer(await swarm.join("gateway", is_client=True))
+            for known in (4, 6):
+                [status] = (await observer.look()).models
+                assert sum(server.rtt_s is not None for server in status.view.servers.values()) == known
+
+    run_virtual(live())
+
+
 def test_no_news_ends_the_wait() -> None:
     async def live() -> None:
         async with MemorySwarm(num_blocks=8) as swarm:

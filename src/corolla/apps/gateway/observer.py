@@ -149,8 +149,8 @@ class Observer:
     async def _ping_some(self, peers: Sequence[PeerId]) -> None:
         """The next of them in turn: in a large swarm not everybody is asked each time."""
         present, in_line = set(peers), set(self._in_line)
-        newcomers = [peer for peer in peers if peer not in in_line]
-        self._in_line = [*newcomers, *(peer for peer in self._in_line if peer in present)]
+        newcomers = [peer for peer in peers if peer not in in_line]  # last: a flood of them holds nobody else up
+        self._in_line = [*(peer for peer in self._in_line if peer in present), *newcomers]
         asked = self._in_line[:MAX_PINGED]
         self._in_line = [*self._in_line[MAX_PINGED:], *asked]
         answers = await ping_all(self._transport, asked)
