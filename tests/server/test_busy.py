@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from types import SimpleNamespace
 
 from corolla.server.executor import DeviceThread
@@ -23,7 +22,7 @@ def test_the_first_step_counts_while_it_runs() -> None:
         assert thread.queue_s == 0
         thread.submit([step])
         await asyncio.to_thread(started.wait, 30)
-        time.sleep(0.05)
+        await asyncio.sleep(0.05)
         assert thread.queue_s >= 0.05
         gate.set()
         await thread.close()
