@@ -177,6 +177,9 @@ _OWN: Final[Mapping[str, Settings]] = {
         "adapter_out_dim": 64,
     },
     "gemma4_unified_text": _SLIDING_THRICE,
+    "dory": {"n_input_layers": 2, "n_output_layers": 2},
+    "inkling2_loop_text": {"unpadded_vocab_size": TINY_VOCABULARY},
+    "inkling2_text": {"unpadded_vocab_size": TINY_VOCABULARY},
     "longcat_flash": {"num_hidden_layers": _LEAVE_OUT, "head_dim": 8, "zero_expert_num": 2},
     "qwen4_exp_text": {
         "layer_types": _pattern("linear_attention", "linear_attention", "indexed_attention"),
