@@ -16,6 +16,7 @@ import torch
 from corolla.apps.sim import chaos
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import hidden_of, numbers_of, whole_model
+from corolla.client.chunks import cut_into_steps
 from corolla.client.config import ClientConfig
 from corolla.client.session import Session, StepInput
 from corolla.models.checkpoint import open_checkpoint
@@ -26,6 +27,8 @@ from corolla.net.memory.loop import run_virtual
 from corolla.server.config import SessionLimits
 from corolla.server.runner import SpanRunner
 from corolla.server.span import TorchSpanRunner
+from corolla.wire.messages import Step
+from corolla.wire.tensors import WireTensor
 
 SPANS = ("0:2", "2:4", "4:6")
 NUM_BLOCKS = 6
@@ -73,9 +76,8 @@ def deeds_of(seed: int, *, rewrites: bool) -> list[Deed]:
 
 async def write(swarm: MemorySwarm, session: Session, deeds: Sequence[Deed], lives: bool) -> list[bytes]:
     """Two rows: a prompt in chunks, then single positions, each made of what came back for the one before."""
-    generator = torch.Generator().manual_seed(1)
-    chunks = [torch.randn(2, size, 256, generator=generator).bfloat16() for size in PROMPT_CHUNKS]
-    answers = await session.run([StepInput(to_wire(chunk), chunk.shape[1]) for chunk in chunks], want="last")
+    inputs = [StepInput(to_wire(chunk), chunk.shape[1]) for chunk in prompt_chunks()]
+    answers = await session.run(inputs, want="last")
     outputs: list[bytes] = []
     for number, deed in enumerate(deeds):
         last = answers[-1]
@@ -88,9 +90,17 @@ async def write(swarm: MemorySwarm, session: Session, deeds: Sequence[Deed], liv
             session.trim(session.position - deed.trim)
         if deed.gather:
             session.gather([1, 0])
-        entry = to_wire(torch.tanh(to_torch(last).float()).bfloat16())
-        answers = [await session.step(entry, num_tokens=1, want="last")]
+        answers = [await session.step(to_wire(next_entry(last)), num_tokens=1, want="last")]
     return outputs
+
+
+def prompt_chunks() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(2, size, 256, generator=generator).bfloat16() for size in PROMPT_CHUNKS]
+
+
+def next_entry(output: WireTensor) -> torch.Tensor:
+    return torch.tanh(to_torch(output).float()).bfloat16()
 
 
 async def replace_server(swarm: MemorySwarm, session: Session, place: int, name: str) -> None:
@@ -169,6 +179,39 @@ def test_every_kind_of_life_goes_well_in_exact_sessions(monkeypatch: pytest.Monk
     monkeypatch.setattr(chaos, "CONFIG", replace(chaos.CONFIG, exact=True))
     lives = [chaos.live(seed) for seed in range(20_000, 20_020)]
     assert sum(life.recoveries for life in lives) > len(lives)
+
+
+def test_one_span_in_one_process_gives_the_same_bits(checkpoint: Path) -> None:
+    deeds = deeds_of(0, rewrites=False)
+    whole = TorchSpanRunner(load_span(open_checkpoint(checkpoint), 0, NUM_BLOCKS, dtype=torch.bfloat16))
+    held = whole.new_cache(0, NUM_BLOCKS, 64)
+    position, outputs = 0, list[bytes]()
+
+    def forward(hidden: torch.Tensor) -> WireTensor:
+        nonlocal position
+        answer = whole.run(held, Step(step_no=0, position=position, hidden=to_wire(hidden)), "last", "bfloat16")
+        position += hidden.shape[1]
+        assert answer is not None
+        return answer
+
+    last = [forward(chunk) for chunk in prompt_chunks()][-1]
+    for _ in deeds:
+        outputs.append(bytes(last.data))
+        last = forward(next_entry(last))
+    assert run(deeds, exact=True) == outputs
+
+
+@pytest.mark.parametrize(("exact", "in_one"), [(True, True), (False, False)])
+def test_a_prompt_is_not_cut_to_suit_the_route(exact: bool, in_one: bool) -> None:
+    async def told() -> int:
+        async with MemorySwarm(num_blocks=2) as swarm:
+            for block in ("0:1", "1:2"):
+                await swarm.serve(block, block)
+            client = await swarm.client("client", ClientConfig(exact=exact))
+            async with client.open_session(swarm.model, max_tokens=2048) as session:
+                return len(cut_into_steps(session, torch.zeros(1, 1500, 2), max_chunk_tokens=2048))
+
+    assert (run_virtual(told()) == 1) is in_one
 
 
 def test_without_it_some_differ() -> None:

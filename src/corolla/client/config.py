@@ -35,7 +35,7 @@ class ClientConfig:
     """Of routes: the fastest chain for one who waits, or ("max_throughput") spread over chains for batch work."""
     exact: bool = False
     """Bit for bit the same text however often servers are lost, in every number format: replays then repeat each step
-    as it was, which takes longer."""
+    as it was, which takes longer, and a prompt is cut as on one machine, and not to suit the route."""
     servers: ServerLists = field(default_factory=ServerLists)
     """Whom to be served by; the default is anybody."""
 

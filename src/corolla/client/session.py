@@ -117,6 +117,11 @@ class Session:
         return all(opened.prefill_in_chunks for opened in self._ring.opened)
 
     @property
+    def is_exact(self) -> bool:
+        """Bit for bit the same through every recovery."""
+        return self._config.exact
+
+    @property
     def needs_token_ids(self) -> bool:
         return any(opened.needs_token_ids for opened in self._ring.opened)
 
