@@ -95,12 +95,9 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def _end_tokens(half: TwoStrideModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    said: Any = half.generation_config.eos_token_id
-    if said is None:
-        said = cast("Any", tokenizer).eos_token_id
-    if said is None:
-        return frozenset()
-    return frozenset([said] if isinstance(said, int) else said)
+    """Those of the generation config (an instruct model's end of turn is there), and the tokenizer's own."""
+    said = [half.generation_config.eos_token_id, cast("Any", tokenizer).eos_token_id]
+    return frozenset(token for one in said for token in (one if isinstance(one, list) else [one]) if token is not None)
 
 
 def _defaults(config: Any) -> Sampling:

@@ -86,7 +86,11 @@ async def run_gateway(
         on_ready(url_of(own))
         stopped = asyncio.create_task(stop.wait())
         stack.callback(stopped.cancel)
-        await asyncio.wait((stopped, server, keeper), return_when=asyncio.FIRST_COMPLETED)
+        lost = asyncio.create_task(transport.wait_lost())
+        stack.callback(lost.cancel)
+        await asyncio.wait((stopped, server, keeper, lost), return_when=asyncio.FIRST_COMPLETED)
+        if lost.done() and not stop.is_set():
+            raise SwarmError(f"the network daemon is gone: {lost.result()}")
         for ended, what in ((keeper, "watching the swarm"), (server, "the HTTP server")):
             if ended.done() and not stop.is_set():
                 raise SwarmError(f"{what} ended by itself") from ended.exception()
