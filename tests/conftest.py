@@ -50,9 +50,12 @@ CHROMIUM_FLAGS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """The system's Chromium, headless; it reaches nobody but what a test serves. Skips where there is none."""
+    """The system's Chromium, headless; it reaches nobody but what a test serves. Skips where there is none.
+
+    Ends with its module: as long as it lives an event loop runs in this thread, and other tests need their own.
+    """
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     from playwright.sync_api import expect, sync_playwright
