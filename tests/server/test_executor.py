@@ -15,6 +15,10 @@ class Note:
     number: int
     is_prefill: bool = False
     session_key: str = "one"
+    guest_key: str = "client"
+    group_key: str = "net"
+    is_listed: bool = False
+    num_tokens: int = 1
     gate: threading.Event | None = None
     started: threading.Event = field(default_factory=threading.Event)
 

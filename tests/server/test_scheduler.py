@@ -13,12 +13,16 @@ from corolla.server.scheduler import Scheduler
 class Item:
     number: int
     session_key: str
-    is_prefill: bool
+    is_prefill: bool = False
+    guest_key: str = "client"
+    group_key: str = "net"
+    is_listed: bool = False
+    num_tokens: int = 1
 
 
 def passes_of(scheduler: Scheduler[Item]) -> list[list[Item]]:
     passes: list[list[Item]] = []
-    while batch := scheduler.take():
+    while batch := scheduler.take(0.0):
         passes.append(batch)
     return passes
 
@@ -27,7 +31,7 @@ def passes_of(scheduler: Scheduler[Item]) -> list[list[Item]]:
 def test_every_step_runs_once_and_each_sessions_steps_in_their_order(kinds: list[tuple[str, bool]]) -> None:
     scheduler: Scheduler[Item] = Scheduler()
     for number, (session, is_prefill) in enumerate(kinds):
-        scheduler.add(Item(number, session, is_prefill))
+        scheduler.add(Item(number, session, is_prefill), 0.0)
     assert len(scheduler) == len(kinds)
     passes = passes_of(scheduler)
     assert len(scheduler) == 0
@@ -45,22 +49,22 @@ def test_every_step_runs_once_and_each_sessions_steps_in_their_order(kinds: list
 def test_a_decode_that_comes_during_a_long_prompt_waits_for_one_chunk_only() -> None:
     scheduler: Scheduler[Item] = Scheduler()
     for number in range(3):
-        scheduler.add(Item(number, "long", is_prefill=True))
-    assert [item.number for item in scheduler.take()] == [0]
-    scheduler.add(Item(9, "other", is_prefill=False))
-    assert [item.number for item in scheduler.take()] == [9, 1]
+        scheduler.add(Item(number, "long", is_prefill=True), 0.0)
+    assert [item.number for item in scheduler.take(0.0)] == [0]
+    scheduler.add(Item(9, "other", is_prefill=False), 0.0)
+    assert [item.number for item in scheduler.take(0.0)] == [9, 1]
 
 
 def test_a_sessions_single_step_does_not_overtake_its_own_chunks() -> None:
     """A replay is a chunk and then single steps; run the other way round, they build another cache."""
     scheduler: Scheduler[Item] = Scheduler()
     for number, is_prefill in enumerate((True, False, False, True)):
-        scheduler.add(Item(number, "one", is_prefill))
+        scheduler.add(Item(number, "one", is_prefill), 0.0)
     assert [[item.number for item in batch] for batch in passes_of(scheduler)] == [[0], [1], [2], [3]]
 
 
 def test_two_prompts_take_turns() -> None:
     scheduler: Scheduler[Item] = Scheduler()
     for number, session in enumerate("aabb"):
-        scheduler.add(Item(number, session, is_prefill=True))
+        scheduler.add(Item(number, session, is_prefill=True), 0.0)
     assert [[item.number for item in batch] for batch in passes_of(scheduler)] == [[0], [1], [2], [3]]

@@ -12,10 +12,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from corolla.clock import loop_time
-from corolla.server.scheduler import Scheduler
+from corolla.server.scheduler import ALWAYS, Scheduler
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -28,9 +30,46 @@ class Job(Protocol):
     def session_key(self) -> Hashable: ...
 
     @property
+    def guest_key(self) -> Hashable: ...
+
+    @property
+    def group_key(self) -> Hashable: ...
+
+    @property
+    def is_listed(self) -> bool: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
     def is_prefill(self) -> bool: ...
 
     def run(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Call:
+    """Work that comes after the steps of one session that wait; it takes their place in line."""
+
+    run: Callable[[], None]
+    session_key: Hashable
+    guest_key: Hashable
+    group_key: Hashable
+    is_listed: bool
+    num_tokens: int = 0
+    is_prefill: bool = False
+
+    @classmethod
+    def behind(cls, step: "Job | _Call", run: Callable[[], None]) -> "_Call":
+        return cls(run, step.session_key, step.guest_key, step.group_key, step.is_listed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call on its way to the device thread."""
+
+    after: Hashable
+    run: Callable[[], None]
 
 
 class Executor(Protocol):
@@ -55,7 +94,12 @@ class Executor(Protocol):
         """Run these soon. The caller bounds `waiting`."""
         ...
 
-    async def call(self, work: Callable[[], T]) -> T: ...
+    async def call(self, work: Callable[[], T], *, after: Hashable = None) -> T:
+        """Run `work` where steps run; its result or its error.
+
+        `after`: the key of a session, whose submitted steps come first; None: all submitted steps come first.
+        """
+        ...
 
     async def close(self) -> None: ...
 
@@ -66,7 +110,9 @@ class DeviceThread:
     clock = staticmethod(time.perf_counter)
 
     def __init__(self) -> None:
-        self._inbox: queue.SimpleQueue[Sequence[Job] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Sequence[Job] | _Asked | None] = queue.SimpleQueue()
+        self._scheduler: Scheduler[Job | _Call] = Scheduler()
+        """The device thread's."""
         self._submitted = 0
         self._finished = 0
         self._step_s = 0.0
@@ -91,8 +137,7 @@ class DeviceThread:
         self._submitted += len(jobs)
         self._inbox.put(jobs)
 
-    async def call(self, work: Callable[[], T]) -> T:
-        """Run `work` on the device thread, after what was submitted before; its result or its error."""
+    async def call(self, work: Callable[[], T], *, after: Hashable = None) -> T:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -104,7 +149,7 @@ class DeviceThread:
             else:
                 loop.call_soon_threadsafe(_settle, done, result, None)
 
-        self._inbox.put(run)
+        self._inbox.put(_Asked(after, run))
         return await done
 
     async def close(self) -> None:
@@ -113,42 +158,56 @@ class DeviceThread:
         await asyncio.to_thread(self._thread.join)
 
     def _work(self) -> None:
-        scheduler: Scheduler[Job] = Scheduler()
-        while self._read_inbox(scheduler):
-            for job in scheduler.take():
+        pause_s: float | None = None
+        while self._read_inbox(pause_s):
+            batch = self._scheduler.take(self.clock())
+            for job in batch:
                 self._run(job)
-        self._run_all(scheduler)
+            pause_s = 0.0 if batch else self._scheduler.pause_s(self.clock())
+            if not self._scheduler:
+                pause_s = None
+        self._run_all()
 
-    def _read_inbox(self, scheduler: Scheduler[Job]) -> bool:
-        """Take all that has arrived, waiting only when there is nothing to run. False: time to end."""
+    def _read_inbox(self, pause_s: float | None) -> bool:
+        """Take all that has arrived; if nothing has, wait so long for it (None: for ever). False: time to end."""
         while True:
             try:
-                entry = self._inbox.get(block=not scheduler)
+                entry = self._inbox.get_nowait() if pause_s == 0.0 else self._inbox.get(timeout=pause_s)
             except queue.Empty:
                 return True
+            pause_s = 0.0
             if entry is None:
                 return False
-            if callable(entry):
-                self._run_all(scheduler)  # a call comes after what was submitted before it
-                entry()
-                continue
-            for job in entry:
-                scheduler.add(job)
+            if isinstance(entry, _Asked):
+                self._call(entry.after, entry.run)
+            else:
+                for job in entry:
+                    self._scheduler.add(job, self.clock())
 
-    def _run_all(self, scheduler: Scheduler[Job]) -> None:
-        while batch := scheduler.take():
+    def _call(self, after: Hashable, run: Callable[[], None]) -> None:
+        if after is None:
+            self._run_all()
+        elif (head := self._scheduler.head_of(after)) is not None:
+            self._scheduler.add(_Call.behind(head, run), self.clock())
+            return
+        run()
+
+    def _run_all(self) -> None:
+        while batch := self._scheduler.take(ALWAYS):
             for job in batch:
                 self._run(job)
 
-    def _run(self, job: Job) -> None:
-        started = self._began = time.perf_counter()
+    def _run(self, job: Job | _Call) -> None:
+        started = self._began = self.clock()
         try:
             job.run()
         except Exception:
             log.exception("a step left an error behind")
-        self._began = None
-        self._finished += 1
-        self._step_s += 0.1 * (time.perf_counter() - started - self._step_s)
+        done, self._began = self.clock(), None
+        self._scheduler.ran(job, done - started, done)
+        if not isinstance(job, _Call):
+            self._finished += 1
+            self._step_s += 0.1 * (done - started - self._step_s)
 
 
 class InlineExecutor:
@@ -168,25 +227,33 @@ class InlineExecutor:
         if not self._scheduler:
             asyncio.get_running_loop().call_soon(self._run_pass)
         for job in jobs:
-            self._scheduler.add(job)
+            self._scheduler.add(job, self.clock())
 
-    async def call(self, work: Callable[[], T]) -> T:
-        while self._scheduler:
-            self._run_jobs()
+    async def call(self, work: Callable[[], T], *, after: Hashable = None) -> T:
+        while self._scheduler if after is None else self._scheduler.head_of(after) is not None:
+            self._run_jobs(ALWAYS)
         return work()
 
     async def close(self) -> None:
         while self._scheduler:
-            self._run_jobs()
+            self._run_jobs(ALWAYS)
 
     def _run_pass(self) -> None:
-        self._run_jobs()
+        loop = asyncio.get_running_loop()
+        if self._run_jobs(self.clock()):
+            again = partial(loop.call_soon, self._run_pass)
+        else:
+            again = partial(loop.call_later, self._scheduler.pause_s(self.clock()), self._run_pass)
         if self._scheduler:
-            asyncio.get_running_loop().call_soon(self._run_pass)
+            again()
 
-    def _run_jobs(self) -> None:
-        for job in self._scheduler.take():
+    def _run_jobs(self, now: float) -> bool:
+        batch = self._scheduler.take(now)
+        for job in batch:
+            started = self.clock()
             job.run()
+            self._scheduler.ran(job, self.clock() - started, self.clock())
+        return bool(batch)
 
 
 def _settle(done: "asyncio.Future[T]", result: T | None, failure: Exception | None) -> None:

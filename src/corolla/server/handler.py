@@ -241,7 +241,7 @@ class Handler:
             async with self.pool.reserve(ask.max_tokens, ask.max_rows, timeout_s=self.limits.cache_wait_s):
                 if not session.ended.is_set():
                     session.cache = await self.executor.call(
-                        partial(session.runner.new_cache, ask.start, ask.end, ask.max_tokens)
+                        partial(session.runner.new_cache, ask.start, ask.end, ask.max_tokens), after=session.key
                     )
                     self.counters.sessions_opened += 1
                     await self._take_route(session, ask)

@@ -85,6 +85,11 @@ class HostedSession:
     """The client knows that it is over: nothing has to be said to it."""
 
     @property
+    def key(self) -> int:
+        """Its name in the device thread's line."""
+        return id(self)
+
+    @property
     def is_full(self) -> bool:
         return self.accepted - self.finished >= WINDOW_STEPS
 
@@ -154,7 +159,23 @@ class StepJob:
 
     @property
     def session_key(self) -> int:
-        return id(self.session)
+        return self.session.key
+
+    @property
+    def guest_key(self) -> PeerId:
+        return self.session.guest.peer
+
+    @property
+    def group_key(self) -> str:
+        return self.session.guest.group or self.session.guest.peer
+
+    @property
+    def is_listed(self) -> bool:
+        return self.session.guest.is_listed
+
+    @property
+    def num_tokens(self) -> int:
+        return self.new_tokens * self.step.hidden.shape[0]
 
     @property
     def is_prefill(self) -> bool:

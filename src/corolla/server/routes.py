@@ -62,7 +62,7 @@ class Routes:
             session.next = ask.next
         session.awaits_replay, session.is_standby = ask.hold, ask.standby
         session.is_on_route = False
-        journal_from = await self._executor.call(partial(session.take_route, ask))
+        journal_from = await self._executor.call(partial(session.take_route, ask), after=session.key)
         if session.ended.is_set() or session.state.route_version != ask.route_version:
             return False
         session.is_on_route = True
@@ -138,15 +138,16 @@ class Routes:
                 return  # `LinkDown` was said
         push, channel = session.push, session.push.channel
         if ask.from_position is None:
-            await self._executor.call(partial(push.release, ask.from_step, ask.live_from))
+            await self._executor.call(partial(push.release, ask.from_step, ask.live_from), after=session.key)
         elif channel is not None:
             limits = self._limits
             steps = await self._executor.call(
                 partial(push.snapshot, ask.from_position, limits.max_chunk_tokens, limits.max_chunk_bytes,
-                        ask.live_from)
+                        ask.live_from),
+                after=session.key,
             )  # fmt: skip
             await send_paced(channel, steps, ask.route_version)
-            await self._executor.call(push.release)
+            await self._executor.call(push.release, after=session.key)
         session.awaits_replay = False
 
     async def _replay_aside(self, session: HostedSession, ask: wire.Replay, peer: PeerId) -> None:
@@ -163,13 +164,14 @@ class Routes:
         limits = self._limits
         steps = await self._executor.call(
             partial(session.push.copy, ask.from_position or 0, limits.max_chunk_tokens, limits.max_chunk_bytes,
-                    ask.live_from)
+                    ask.live_from),
+            after=session.key,
         )  # fmt: skip
         await send_paced(channel, steps, ask.route_version)
 
     async def _release(self, session: HostedSession) -> None:
         if not session.awaits_replay:
-            await self._executor.call(session.push.release)
+            await self._executor.call(session.push.release, after=session.key)
 
 
 def _expect_nothing(message: wire.AnyMessage) -> None:

@@ -1,20 +1,49 @@
-"""Which waiting steps run together in the next pass of the device thread. Pure: no clock, no threads.
+"""Which waiting steps run together in the next pass of the device thread. Pure: no clock of its own, no threads.
 
-Every pass takes the next step of every session that waits with a single position (decode), and one step of many
-(a prefill or replay chunk), the oldest: a long prompt delays others by one chunk at most, and nobody starves. A
-session's own steps keep their order, whatever their size. Nothing is ever held back to fill a batch: waiting for
-company measured only as latency.
+While one client is there, every pass takes the next step of every session that waits with a single position
+(decode), and one step of many (a prefill or replay chunk), the oldest: a long prompt delays others by one chunk at
+most, and nobody starves. A session's own steps keep their order, whatever their size. Nothing is ever held back to
+fill a batch: waiting for company measured only as latency.
+
+Between clients, who asks for little comes first (`fairness.py`): each light client has one step in every pass, and of
+the heavy ones one of them has one, while it may. So a client that floods takes a quarter of the time from others who
+are at work, and all of it when nobody is.
 """
 
 from collections import deque
-from collections.abc import Hashable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Hashable, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+from corolla.server.fairness import Fairness
+
+ALWAYS: Final = float("inf")
+"""As `now`: everything that waits may run."""
 
 
 class Schedulable(Protocol):
     @property
     def session_key(self) -> Hashable:
         """Steps of one session run in the order in which they came."""
+        ...
+
+    @property
+    def guest_key(self) -> Hashable:
+        """Whose session it is."""
+        ...
+
+    @property
+    def group_key(self) -> Hashable:
+        """Where that client comes from."""
+        ...
+
+    @property
+    def is_listed(self) -> bool:
+        """Of a client that is never heavy."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions × rows."""
         ...
 
     @property
@@ -25,35 +54,75 @@ Item = TypeVar("Item", bound=Schedulable)
 
 
 class Scheduler(Generic[Item]):
-    """Steps in line; `take` says what runs now."""
+    """Steps in line; `take` says what runs now. Times in seconds, of any one clock."""
 
     def __init__(self) -> None:
         self._lines: dict[Hashable, deque[tuple[int, Item]]] = {}
         """Session → its steps with their numbers of arrival."""
         self._arrived = 0
         self._length = 0
+        self._fairness = Fairness()
+        self._heavy: Item | None = None
+        """Of the last pass."""
 
     def __len__(self) -> int:
         return self._length
 
-    def add(self, item: Item) -> None:
+    def head_of(self, session_key: Hashable) -> Item | None:
+        """The next step of this session, if one waits."""
+        line = self._lines.get(session_key)
+        return None if line is None else line[0][1]
+
+    def add(self, item: Item, now: float) -> None:
         self._lines.setdefault(item.session_key, deque()).append((self._arrived, item))
         self._arrived += 1
         self._length += 1
+        self._fairness.came(item, now)
 
-    def take(self) -> list[Item]:
-        """The next pass: each waiting session's next decode step, then the oldest prefill. Empty: nothing waits."""
-        heads = sorted((line[0] for line in self._lines.values()), key=lambda entry: entry[0])
-        decodes = [item for _, item in heads if not item.is_prefill]
-        prefills = [item for _, item in heads if item.is_prefill]
-        batch = decodes + prefills[:1]
+    def take(self, now: float) -> list[Item]:
+        """The next pass. Empty: nothing waits, or only what has to wait for `pause_s`."""
+        heads = [item for _, item in sorted((line[0] for line in self._lines.values()), key=lambda entry: entry[0])]
+        self._heavy = None
+        is_shared = now < ALWAYS and self._fairness.is_shared(now)
+        batch = self._shared_pass(heads, now) if is_shared else _whole_pass(heads)
         for item in batch:
-            self._take_head(item.session_key)
+            self._take_head(item)
         return batch
 
-    def _take_head(self, key: Hashable) -> None:
-        line = self._lines[key]
+    def pause_s(self, now: float) -> float:
+        """How long what waits has to, when a pass is empty."""
+        return self._fairness.pause_s(now)
+
+    def ran(self, item: Item, seconds: float, now: float) -> None:
+        """A step of the last pass took so long, until `now`."""
+        if item is self._heavy:
+            self._fairness.ran_heavy(seconds, now)
+
+    def _shared_pass(self, heads: Sequence[Item], now: float) -> list[Item]:
+        heavy = [item for item in heads if self._fairness.is_heavy(item)]
+        light = [item for item in heads if not self._fairness.is_heavy(item)]
+        listed = _whole_pass([item for item in light if item.is_listed])
+        firsts: dict[Hashable, Item] = {}
+        for item in light:
+            if not item.is_listed:
+                firsts.setdefault(item.guest_key, item)
+        batch = [*firsts.values(), *listed]
+        if heavy and self._fairness.may_run_heavy(now):
+            self._heavy = self._fairness.whose_turn(heavy)
+            batch.append(self._heavy)
+        return batch
+
+    def _take_head(self, item: Item) -> None:
+        line = self._lines[item.session_key]
         line.popleft()
         self._length -= 1
+        self._fairness.left(item)
         if not line:
-            del self._lines[key]
+            del self._lines[item.session_key]
+
+
+def _whole_pass(heads: Sequence[Item]) -> list[Item]:
+    """Each waiting session's next decode step, then the oldest prefill."""
+    decodes = [item for item in heads if not item.is_prefill]
+    prefills = [item for item in heads if item.is_prefill]
+    return decodes + prefills[:1]

@@ -159,7 +159,7 @@ class Steps:
         self._replies.refuse_step(session, step, BadUpstream(text, value=link.peer))
 
     async def _answer_again(self, session: HostedSession, step: wire.Step) -> None:
-        if not await self._executor.call(partial(session.push.again, step.step_no)):
+        if not await self._executor.call(partial(session.push.again, step.step_no), after=session.key):
             gap = JournalGap(f"the answer to step {step.step_no} is no longer kept", value=str(step.step_no))
             self._replies.refuse_step(session, step, gap)
 

@@ -7,7 +7,7 @@ pace.step_s = 0.4     # throttled
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -81,7 +81,7 @@ class PacedExecutor:
         self._line.extend(jobs)
         self._go_on()
 
-    async def call(self, work: Callable[[], T]) -> T:
+    async def call(self, work: Callable[[], T], *, after: Hashable = None) -> T:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.append(_Call(turn))
         self._go_on()

@@ -1,0 +1,106 @@
+"""Who of several clients asks for much, and when that may run. Pure; a part of the scheduler.
+
+A client with more than a few positions waiting is heavy: many sessions at once, or a long prompt. So are the clients
+of one address group that are many and each ask for little: peer ids cost nothing. While somebody light is at work,
+what is heavy pauses three times as long as it ran, so that it has a quarter of the time; a light client's steps then
+take 1.3 times as long in the mean, however much the others want.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from corolla.server.scheduler import Schedulable
+
+LIGHT_TOKENS: Final = 4
+"""Positions × rows waiting of one client that are not much: a session or a few that decode."""
+LIGHT_GROUP_TOKENS: Final = 32
+"""The same of all light clients of one address group."""
+ACTIVE_S: Final = 0.5
+"""A light client that asked for something so lately will soon ask again."""
+PRESENT_S: Final = 10.0
+"""Somebody who asked for something so lately shares the server: passes are kept short."""
+PAUSE: Final = 3.0
+MAX_REMEMBERED: Final = 1024
+
+Item = TypeVar("Item", bound="Schedulable")
+
+
+class Fairness:
+    """What waits of whom, and who was here lately."""
+
+    def __init__(self) -> None:
+        self._waiting: Counter[Hashable] = Counter()
+        """Positions × rows, by client."""
+        self._light_in_group: Counter[Hashable] = Counter()
+        """Of those the ones of light clients, by address group."""
+        self._seen_at: dict[Hashable, float] = {}
+        self._light_at: dict[Hashable, float] = {}
+        self._turns: dict[Hashable, float] = {}
+        """When each heavy client last had one, counted."""
+        self._num_turns = 0.0
+        self._heavy_from = float("-inf")
+
+    def came(self, item: "Schedulable", now: float) -> None:
+        guest = item.guest_key
+        self._count(item, item.num_tokens)
+        _note(self._seen_at, guest, now)
+        if not self.is_heavy(item):
+            _note(self._light_at, guest, now)
+
+    def left(self, item: "Schedulable") -> None:
+        self._count(item, -item.num_tokens)
+
+    def _count(self, item: "Schedulable", num_tokens: int) -> None:
+        guest, group = item.guest_key, item.group_key
+        before = self._waiting[guest]
+        after = before + num_tokens
+        self._waiting[guest] = after
+        self._light_in_group[group] += _if_light(after) - _if_light(before)
+        if not after:
+            del self._waiting[guest]
+        if not self._light_in_group[group]:
+            del self._light_in_group[group]
+
+    def is_shared(self, now: float) -> bool:
+        """Whether more than one client is here."""
+        return sum(now - at <= PRESENT_S for at in self._seen_at.values()) > 1
+
+    def is_heavy(self, item: "Schedulable") -> bool:
+        if item.is_listed:
+            return False
+        return self._waiting[item.guest_key] > LIGHT_TOKENS or self._light_in_group[item.group_key] > LIGHT_GROUP_TOKENS
+
+    def may_run_heavy(self, now: float) -> bool:
+        return now >= self._heavy_from or not self._is_light_active(now)
+
+    def pause_s(self, now: float) -> float:
+        """Until `may_run_heavy`, or a look whether the light ones are still active."""
+        return max(0.0, min(self._heavy_from - now, ACTIVE_S))
+
+    def ran_heavy(self, seconds: float, now: float) -> None:
+        self._heavy_from = now + PAUSE * seconds
+
+    def whose_turn(self, heavy: Sequence[Item]) -> Item:
+        """The oldest step of the client who waits longest for a turn."""
+        item = min(heavy, key=lambda item: self._turns.get(item.guest_key, 0))
+        self._num_turns += 1
+        _note(self._turns, item.guest_key, self._num_turns)
+        return item
+
+    def _is_light_active(self, now: float) -> bool:
+        lately = (guest for guest, at in self._light_at.items() if now - at <= ACTIVE_S)
+        return any(self._waiting[guest] <= LIGHT_TOKENS for guest in lately)
+
+
+def _if_light(num_tokens: int) -> int:
+    return num_tokens if num_tokens <= LIGHT_TOKENS else 0
+
+
+def _note(known: "dict[Hashable, float]", guest: Hashable, value: float) -> None:
+    """The latest last; strangers must not grow the table."""
+    known.pop(guest, None)
+    known[guest] = value
+    if len(known) > MAX_REMEMBERED:
+        del known[next(iter(known))]
