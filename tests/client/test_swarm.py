@@ -187,3 +187,17 @@ def test_twenty_sessions_of_one_client_share_one_control_stream_and_do_not_mix()
         assert [handler.num_control_streams for handler in swarm.handlers.values()] == [1, 1]
 
     swarm_story()(story)
+
+
+def test_a_server_leaves_at_once_when_clients_are_connected_that_ask_for_nothing() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        await swarm.serve("server", "0:8")
+        client = await swarm.client("client")
+        async with client.open_session(swarm.model, max_tokens=8) as session:
+            await feed(session, [1])
+        await asyncio.sleep(1)
+        began = asyncio.get_running_loop().time()
+        await swarm.leave("server")
+        assert asyncio.get_running_loop().time() - began < 1
+
+    swarm_story()(story)

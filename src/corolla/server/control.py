@@ -104,7 +104,7 @@ class Controls:
             return
         control = Control(stream, self._sessions, self._liveness, queue_s=self._queue_s, on_closed=self._closed)
         mine.append(control)
-        self._watches[control] = self._tasks.spawn(control.watch())
+        self._watches[control] = self._tasks.spawn(control.watch(), is_watch=True)
 
     def __len__(self) -> int:
         return len(self._watches)

@@ -13,15 +13,19 @@ class Tasks:
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
+        self._watches: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None], *, is_watch: bool = False) -> asyncio.Task[None]:
+        """`is_watch`: it only looks on, as long as what it looks at lasts; nobody waits for it in the end."""
         task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
+        (self._watches if is_watch else self._running).add(task)
         task.add_done_callback(self._done)
         return task
 
     async def close(self, *, grace_s: float) -> None:
-        """Let them end by themselves for this long; then they are cancelled."""
+        """Let them end by themselves for this long; then they are cancelled. Watches are at once."""
+        for task in list(self._watches):
+            task.cancel()
         if self._running:
             await asyncio.wait(self._running, timeout=grace_s)
         for task in self._running:
@@ -29,5 +33,6 @@ class Tasks:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
+        self._watches.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("a server task failed", exc_info=failure)
