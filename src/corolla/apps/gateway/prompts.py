@@ -20,7 +20,7 @@ from corolla.apps.gateway.schema import (
     one_prompt,
     stops_of,
 )
-from corolla.apps.gateway.toolcalls import ToolFormat, describe_tools, forced_schema, format_of, untaught
+from corolla.apps.gateway.toolcalls import MAX_CALLS, ToolFormat, describe_tools, forced_schema, format_of, untaught
 from corolla.apps.gateway.writing import Wanted
 
 
@@ -33,6 +33,7 @@ class Prepared:
     """How calls are found in the answer; None: there are none to find."""
     is_forced_call: bool = False
     """The whole answer is one call's JSON."""
+    max_calls: int = MAX_CALLS
     echo: str = ""
 
 
@@ -66,7 +67,9 @@ class PromptMaker:
         )  # fmt: skip
         grammar = None if schema is None else self._grammars.compile(schema, param)
         is_forced_call = bool(opening) or param == "tools"
-        return Prepared(replace(wanted, grammar=grammar, keeps_special=form is not None), form, is_forced_call)
+        max_calls = 1 if request.parallel_tool_calls is False else MAX_CALLS
+        wanted = replace(wanted, grammar=grammar, keeps_special=form is not None)
+        return Prepared(wanted, form, is_forced_call, max_calls)
 
     def completion(self, request: CompletionRequest, context_tokens: int) -> Prepared:
         """Raises ApiError 400."""

@@ -56,6 +56,7 @@ class _ChatChoice:
     def __init__(self, prepared: Prepared) -> None:
         self._is_call = prepared.is_forced_call
         self._reader = None if prepared.tools is None or self._is_call else ToolReader(prepared.tools)
+        self._max_calls = prepared.max_calls
         self._call = ""
         self.text: list[str] = []
         self.calls: list[ToolCall] = []
@@ -86,7 +87,7 @@ class _ChatChoice:
         if piece.finish is None:
             return _Shown(text, [], None)
         rest, calls = self._reader.finish()
-        return _Shown(text + rest, calls, piece.finish)
+        return _Shown(text + rest, calls[: self._max_calls], piece.finish)
 
 
 @dataclass(slots=True)
