@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from corolla import AutoDistributedModelForCausalLM
 from corolla.models.testing import write_tiny
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 FAMILIES = {
     "gemma3n_text": "servers need token ids, two streams flow between blocks, and each holds weights outside them",

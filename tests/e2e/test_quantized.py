@@ -13,7 +13,7 @@ from corolla.errors import MissingBlocks
 from corolla.models.checkpoint import open_checkpoint
 from corolla.models.testing import load_chain
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 IDS = torch.randint(3, 120, (1, 9), generator=torch.Generator().manual_seed(1))
 

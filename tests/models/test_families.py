@@ -47,6 +47,7 @@ def test_a_dozen_unlike_families_are_right(family, row_of):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("family", HERE)
 def test_a_family_is_right_or_refused_with_a_sentence(family, row_of):
     row = row_of(family)

@@ -9,6 +9,7 @@ pytestmark = pytest.mark.slow
 HERE = known_families()[1::2]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("family", HERE)
 def test_a_family_is_right_or_refused_with_a_sentence(family, row_of):
     row = row_of(family)
