@@ -109,6 +109,24 @@ def test_a_session_goes_on_while_its_server_moves(kind: Order) -> None:
     crowd(loader, story)
 
 
+def test_a_server_that_has_moved_takes_the_session_again_when_nobody_else_can() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        client = await swarm.client("client")
+        mover = swarm.handlers["mover"]
+        async with client.open_session(swarm.model, max_tokens=400) as session:
+            for name in ("second", "third"):
+                await swarm.serve(name, "0:4")
+            got = await feed(session, [1])
+            await until(lambda: facts(swarm) == (4, 8) and not mover.sessions)
+            got += await feed(session, [2])
+            swarm.network.kill(swarm.handlers["back"].transport.peer)
+            got += await feed(session, [3])
+            assert [hop.peer_id for hop in session.route][1] == mover.transport.peer
+            assert got == whole_model(8, [1, 2, 3])
+
+    crowd(ToyLoader("load_first"), story)
+
+
 def test_the_old_blocks_are_served_until_the_new_ones_are_there_if_memory_allows() -> None:
     async def story(swarm: MemorySwarm) -> None:
         client = await swarm.client("client")

@@ -25,7 +25,7 @@ class Substitutes:
 
     def __init__(self, swarm: SwarmAccess, model: ServedModel, config: ClientConfig, *, tokens_needed: int) -> None:
         self.draining: set[PeerId] = set()
-        """Servers that said they leave: not chosen any more."""
+        """Servers that said they leave: the last to be chosen. One that only moved may be all there is in the end."""
         self._swarm = swarm
         self._model = model
         self._cost = config.cost
@@ -63,12 +63,12 @@ class Substitutes:
     async def find(self, blocks: range, *, without: frozenset[PeerId], spare_shunned: bool = True) -> Route:
         """A route over these blocks, past all that are left out. Raises MissingBlocks."""
         now = loop_time()
-        shunned = frozenset(peer for peer, until in self._shunned.items() if until > now and spare_shunned)
+        shunned = frozenset(peer for peer, until in self._shunned.items() if until > now)
         return await self._swarm.find_route(
             self._model,
             blocks=blocks,
             tokens_needed=self._tokens_needed,
-            without=without | shunned | self.draining,
+            without=without | shunned | self.draining if spare_shunned else without,
         )
 
     def is_better_than(self, place: Place, route: Route) -> bool:

@@ -3,7 +3,7 @@
 Work arrives in two ways. `submit` hands over the steps that one iteration of the event loop has read, as one
 queue item; the thread adds whatever else has arrived, asks the scheduler which run now, and each step's result
 leaves for the network from this thread (`hop.md`: a hand-over to the loop and back costs 0.1 ms a hop). `call`
-runs anything else (building or dropping a cache) in the same order and is awaited.
+runs anything else (building or dropping a cache) behind the steps of its session, and is awaited.
 """
 
 import asyncio
