@@ -19,7 +19,7 @@ ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             await work
 
     asyncio.run(bounded())
