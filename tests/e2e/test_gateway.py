@@ -86,7 +86,7 @@ def test_a_killed_server_costs_a_pause_and_nothing_of_the_answer(
             assert http.get("/metrics", headers={"authorization": "none"}).status_code == 401
             assert 'corolla_gateway_recoveries_total{model="tiny"} 1.0' in http.get("/metrics").text
         gateway.terminate()
-        out, err = gateway.communicate(timeout=20)
+        out, err = gateway.communicate(timeout=60)
     assert gateway.returncode == 0, err
     assert "w9 w10" not in err
     assert key not in out + err

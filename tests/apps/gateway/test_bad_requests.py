@@ -277,18 +277,17 @@ def test_without_one_of_the_keys_there_is_no_answer(front: Fronts, caplog: pytes
 def test_a_keys_rate_and_concurrency_are_held(front: Fronts, tmp_path: Any) -> None:
     key = new_key()
     file = tmp_path / "api.keys"
-    file.write_text(f"{line_for('alice', key)} requests_per_minute=8 concurrent=1\n")
+    file.write_text(f"{line_for('alice', key)} requests_per_minute=2 concurrent=1\n")
 
     async def told() -> None:
         async with front(keys=load_keys(file)) as it:
             sent = {"json": ASKED | {"max_tokens": 60, "temperature": 0}, "headers": {"authorization": f"Bearer {key}"}}
             two = await asyncio.gather(*(it.http.post(CHAT, **sent) for _ in range(2)))
             assert sorted(answer.status_code for answer in two) == [200, 429]
-            assert (await it.http.post(CHAT, **sent)).status_code == 200
             last = await it.http.post(CHAT, **sent)
             assert last.status_code == 429
-            assert 1 <= int(last.headers["retry-after"]) <= 8
-            assert "8 requests a minute" in last.json()["error"]["message"]
+            assert 1 <= int(last.headers["retry-after"]) <= 30
+            assert "2 requests a minute" in last.json()["error"]["message"]
 
     run(told())
 
