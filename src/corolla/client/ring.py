@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from corolla.client.hop import Hop, Listener, ServerLink
 from corolla.client.recovery import Held, Place, mark_fresh, must_rebuild, plan_resends
 from corolla.client.router import Router, ServedModel
+from corolla.client.segments import Segments
 from corolla.client.steps import Pending, Steps
 from corolla.errors import (
     CacheFull,
@@ -33,15 +34,12 @@ from corolla.swarm.route import Route
 from corolla.wire import messages as wire
 from corolla.wire.journal import Journal
 from corolla.wire.tensors import DType, WireTensor
-from corolla.wire.verbatim import VerbatimJournal
 
 T = TypeVar("T")
 
 PACED_BYTES = 4 << 20
 PACE_S = 0.002
 """A replay waits while more than this is unsent, and looks again so often."""
-UNBOUNDED = 1 << 50
-"""The client's own journal is bounded by the session's length: it holds what the user's prompt and text amount to."""
 
 
 class SwarmAccess(Protocol):
@@ -98,8 +96,7 @@ class Ring:
         self._exact = exact
         self._longest_step = 0
         """Positions × rows of the longest step so far."""
-        self.heads: dict[int, Journal] = {0: self._new_journal()}
-        """First block of each segment → what the client pushed there."""
+        self.segments = Segments(steps, exact=exact)
         self.standby: dict[PeerId, Hop] = {}
         """Servers that are built up beside the route."""
         self.progress = asyncio.Event()
@@ -112,12 +109,11 @@ class Ring:
         self._max_rows = max_rows
         self._wire_dtype: DType = wire_dtype
         self._steps = steps
-        self._watched: dict[int, tuple[PeerId, ...]] = {}
-        """First block of a segment that begins on suspicion → the two servers that it parts."""
-        self._refed: set[int] = set()
-        """Heads whose cache is rebuilt from what the segment before them gives back."""
-        self._replaying: dict[tuple[int, int], wire.Step] = {}
-        """(step_no, position) of steps that are replayed through the client."""
+
+    @property
+    def heads(self) -> Mapping[int, Journal]:
+        """First block of each segment → what the client pushed there."""
+        return self.segments.heads
 
     @property
     def opened(self) -> list[wire.Opened]:
@@ -139,19 +135,12 @@ class Ring:
         """To the head of the segment that begins at block `at`."""
         pending.at = at
         step = replace(
-            pending.step, hidden=hidden, want=self.want_at(pending, at), route_version=self.version,
+            pending.step, hidden=hidden, want=self.segments.want_at(pending, at), route_version=self.version,
             timings=pending.timings if at else [],
         )  # fmt: skip
         self._longest_step = max(self._longest_step, step.hidden.shape[0] * step.hidden.shape[1])
-        journal = self.heads[at]
-        if step.step_no > journal.last_step_no:
-            journal.forgettable_from = self._steps.next_no
-            journal.add(step)
+        self.segments.keep(step, at)
         self.hop_at(at).push(step)
-
-    def want_at(self, pending: Pending, at: int) -> wire.Want:
-        """A segment that is not the last must give every position: they all go on."""
-        return pending.want if at == max(self.heads) else "all"
 
     def hop_at(self, block: int) -> Hop:
         return next(hop for hop in self.hops if hop.start == block)
@@ -161,11 +150,7 @@ class Ring:
         index = self.hops.index(tail)
         if index + 1 < len(self.hops) and self.hops[index + 1].start not in self.heads:
             return None
-        return max(head for head in self.heads if head <= tail.start)
-
-    def head_after(self, head: int) -> int | None:
-        """First block of the segment after the one that begins here; None: that is the last."""
-        return min((other for other in self.heads if other > head), default=None)
+        return self.segments.head_of(tail.start)
 
     @property
     def has_links(self) -> bool:
@@ -189,12 +174,7 @@ class Ring:
 
         `on_suspicion`: to see for itself, until one of the two servers is replaced.
         """
-        if start not in self.heads:
-            if on_suspicion:
-                self._watched[start] = self._pair_at(self.places, start)
-            journal = self.heads[start] = self._new_journal()
-            journal.skip(self._steps.position)
-            self.heads = dict(sorted(self.heads.items()))
+        self.segments.part_at(start, self.places, on_suspicion=on_suspicion)
 
     def watch_segment(self, tail: Hop) -> None:
         """Stand between all the servers that an answer has come through: one of them is wrong, and those behind it
@@ -212,29 +192,20 @@ class Ring:
         if not is_finite(output.hidden):
             self.drop(hop, HopFailed(hop.peer, "there is NaN or infinity in its output of a replay"))
             return
-        tokens = output.hidden.shape[1]
-        step = self._replaying.get((output.step_no, output.position - tokens))
         segment = self.segment_of(hop)
-        head = None if segment is None else self.head_after(segment)
-        if step is None or head not in self._refed:
+        if segment is None:
             return
-        goes_on = self.head_after(head) in self._refed
-        step = replace(
-            step, hidden=output.hidden, want="all" if goes_on else "none", route_version=self.version, timings=[]
-        )
-        journal = self.heads[head]
-        if step.step_no > journal.last_step_no and (step.trim_to is not None or step.rows is not None):
-            journal.add(step)
-        else:
-            journal.add_history(step)
-        self.hop_at(head).push(step)
+        passed_on = self.segments.passed_on(output, segment, route_version=self.version)
+        if passed_on is not None:
+            head, step = passed_on
+            self.hop_at(head).push(step)
 
     # --- taking a route
 
     async def take(self, places: list[Place]) -> None:
         """Put every place on the route, as often as it takes for all to have what they need. Raises PlacesFailed."""
         last_answered = self._steps.last_answered
-        self._follow_borders(places)
+        self.segments.follow(places)
         while True:
             held = await self._open_all(places)
             whole = {start: journal.covers(last_answered) for start, journal in self.heads.items()}
@@ -272,20 +243,6 @@ class Ring:
             await self.progress.wait()
             if hop.error is not None:
                 raise hop.error
-
-    def _follow_borders(self, places: Sequence[Place]) -> None:
-        """Where a new place lies across a border that the client kept, that border is gone; so is one that was only
-        to watch two servers, when they are not neighbours any more."""
-        starts = {place.start for place in places}
-        seen = {start for start, pair in self._watched.items() if pair != self._pair_at(places, start)}
-        for head in [head for head in self.heads if head not in starts or head in seen]:
-            del self.heads[head]
-            self._watched.pop(head, None)
-        for pending in self._steps.pending.values():
-            pending.at = max(head for head in self.heads if head <= pending.at)
-
-    def _pair_at(self, places: Sequence[Place], start: int) -> tuple[PeerId, ...]:
-        return tuple(place.peer for place in places if start in (place.start, place.end))
 
     async def _open_all(self, places: Sequence[Place]) -> list[Held]:
         """All hops at once, under a new route version. Raises PlacesFailed, naming all that will not."""
@@ -375,13 +332,13 @@ class Ring:
 
     async def _resend(self, places: Sequence[Place], held: Sequence[Held], *, live_from: int) -> None:
         """Give every place what it lacks: history to the fresh ones, live steps to those that missed them."""
-        self._begin_refeeding(places, last_answered=live_from - 1)
+        self.segments.begin_refeeding(places, last_answered=live_from - 1)
         for order in plan_resends(places, held, self.heads):
             self._order_replay(order.index, order.from_position, order.from_step, live_from)
         for head, journal in self.heads.items():
             index = next(index for index, place in enumerate(places) if place.start == head)
             tail = self._tail_of(head)
-            if head in self._refed:
+            if self.segments.is_refed(head):
                 continue
             if places[index].is_fresh or places[index].catches_up:
                 await self._replay_to(self.hops[index], journal, live_from, held[index].position)
@@ -414,9 +371,8 @@ class Ring:
             for step in journal.recent(0)
             if step.position + step.hidden.shape[1] > from_position
         ]
-        if self._refed and hop.start == 0:
-            steps = [replace(step, want="all") if step.replay else step for step in steps]
-            self._replaying = {(step.step_no, step.position): step for step in steps if step.replay}
+        if hop.start == 0:
+            steps = self.segments.begin_replay(steps)
         for step in steps:
             while hop.pending_bytes > PACED_BYTES and hop.error is None:  # noqa: ASYNC110 - nobody tells us of room
                 await asyncio.sleep(PACE_S)
@@ -425,31 +381,12 @@ class Ring:
     def _push_again(self, hop: Hop, step: wire.Step) -> None:
         """Borders may have come or gone since it was first pushed: what is wanted of a live step changes with them."""
         pending = None if step.replay else self._steps.pending.get(step.step_no)
-        want = step.want if pending is None else self.want_at(pending, hop.start)
+        want = step.want if pending is None else self.segments.want_at(pending, hop.start)
         hop.push(replace(step, want=want, route_version=self.version))
 
-    def _begin_refeeding(self, places: Sequence[Place], *, last_answered: int) -> None:
-        """Where the client stands between two servers and has not kept all it passed on, a rebuilt server is fed by
-        replaying everything from the start; what comes back from each segment goes on to the next."""
-        gaps = [
-            place.start
-            for place in places
-            if place.is_fresh and place.start in self.heads and not self.heads[place.start].covers(last_answered)
-        ]
-        self._refed = {head for head in self.heads if 0 < head <= max(gaps, default=0)}
-        self._replaying = {}
-        for head in self._refed:
-            self.heads[head] = self._new_journal()
-        if self._refed:
-            for pending in self._steps.pending.values():
-                pending.at = 0
-
     def _tail_of(self, head: int) -> int:
-        end = self.head_after(head) or self._model.num_blocks
+        end = self.segments.head_after(head) or self._model.num_blocks
         return next(index for index, hop in enumerate(self.hops) if hop.end == end)
-
-    def _new_journal(self) -> Journal:
-        return (VerbatimJournal if self._exact else Journal)(UNBOUNDED)
 
     def new_hop(self, link: ServerLink, start: int, end: int) -> Hop:
         return Hop(link, self._session, start, end, self._listener)

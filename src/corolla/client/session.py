@@ -248,7 +248,7 @@ class Session:
             return  # a late or second answer: nobody waits for it
         if self._ring.segment_of(hop) != pending.at:
             return
-        problem = flaw_of(output, pending, self._ring.want_at(pending, pending.at))
+        problem = flaw_of(output, pending, self._ring.segments.want_at(pending, pending.at))
         if problem is not None and hop.start not in self._ring.heads:
             self._mender.on_fault(hop, WrongAnswer(problem))
             self._news.set()
@@ -259,7 +259,7 @@ class Session:
         if problem is not None:
             self._ring.drop(hop, HopFailed(hop.peer, problem))
             return
-        following = self._ring.head_after(pending.at)
+        following = self._ring.segments.head_after(pending.at)
         if following is not None:
             assert output.hidden is not None
             pending.timings = output.timings
