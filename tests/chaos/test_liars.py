@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
+from corolla.apps.sim import chaos
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import HIDDEN_SIZE, ToySpan, hidden_of, numbers_of, whole_model
 from corolla.client.config import ClientConfig
@@ -294,6 +295,23 @@ def test_our_own_nan_is_never_sent() -> None:
                 assert await write(session) == whole_model(2, PROMPT + NEXT)
 
     run_virtual(told())
+
+
+def test_lies_among_everything_else_that_befalls_a_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kills, freezes, cuts, drains and joins, and one in eight of those that join is a liar."""
+    honest, liars = chaos.Fate._serve, list[str]()
+
+    async def serve(fate: chaos.Fate, span: str) -> None:
+        number, name = fate._number, f"s{fate._number}"
+        await honest(fate, span)
+        if number >= 4 and fate._rng.random() < 0.12:
+            liars.append(name)
+            make_liar(fate._swarm.handlers[name], fate._rng.choice(LIES))
+
+    monkeypatch.setattr(chaos.Fate, "_serve", serve)
+    steps = sum(chaos.live(seed).steps for seed in range(30_500, 30_530))
+    assert steps > 300
+    assert len(liars) > 15
 
 
 def test_nothing_that_the_toy_gives_looks_like_nan() -> None:

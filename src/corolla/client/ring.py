@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from msgspec.structs import replace
 
 from corolla.client.hop import Hop, Listener, ServerLink
-from corolla.client.recovery import Held, Place, mark_fresh, must_rebuild, plan_resends
+from corolla.client.recovery import Held, Place, WrongAnswer, mark_fresh, must_rebuild, plan_resends
 from corolla.client.router import Router, ServedModel
 from corolla.client.segments import Segments
 from corolla.client.steps import Pending, Steps
@@ -192,7 +192,13 @@ class Ring:
         if not is_finite(output.hidden):
             self.drop(hop, HopFailed(hop.peer, "there is NaN or infinity in its output of a replay"))
             return
-        segment = self.segment_of(hop)
+        segment, problem = self.segment_of(hop), self.segments.flaw_of_replayed(output)
+        if problem is not None:
+            if hop.start in self.heads:
+                self.drop(hop, HopFailed(hop.peer, problem))
+            else:
+                self._listener.on_fault(hop, WrongAnswer(problem))
+            return
         if segment is None:
             return
         passed_on = self.segments.passed_on(output, segment, route_version=self.version)

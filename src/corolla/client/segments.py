@@ -103,6 +103,14 @@ class Segments:
         self._replaying = {(step.step_no, step.position): step for step in steps if step.replay}
         return steps
 
+    def flaw_of_replayed(self, output: wire.Output) -> str | None:
+        """What is wrong with what a replayed step gave; None: nothing."""
+        hidden = output.hidden
+        step = None if hidden is None else self._replaying.get((output.step_no, output.position - hidden.shape[1]))
+        if hidden is None or step is None or (hidden.shape, hidden.dtype) == (step.hidden.shape, step.hidden.dtype):
+            return None
+        return f"its output of a replay is {hidden!r}, not {step.hidden!r}"
+
     def passed_on(self, output: wire.Output, segment: int, *, route_version: int) -> tuple[int, wire.Step] | None:
         """What a replayed step gave in this segment, as a step for the next one's head, and kept there."""
         assert output.hidden is not None
