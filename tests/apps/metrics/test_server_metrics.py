@@ -89,7 +89,7 @@ def all_names() -> dict[str, str]:
             return generate_latest(ServerMetrics(await swarm.serve("a", "0:4"), DhtTraffic()).registry)
 
     gateway = GatewayMetrics()
-    for name in ("active_answers", "waiting_requests", "kept_sessions", "opened_sessions", "continued_sessions"):
+    for name in ("active_answers", "waiting_requests", "kept_sessions"):
         gateway.watch(name, name, lambda: 0.0)
     text = (run_virtual(told()) + gateway.page()).decode()
     return {family.name: family.type for family in text_string_to_metric_families(text)}

@@ -119,5 +119,6 @@ class Gateway:
         watch("waiting_requests", "Requests that stand in line.", lambda: self.limits.waiting)
         watch("kept_sessions", "Sessions kept for the next message.", lambda: self.conversations.num_kept)
         counters = self.conversations.counters
-        watch("opened_sessions", "Sessions opened on the swarm since the start.", lambda: counters.opened)
-        watch("continued_sessions", "Kept sessions that an answer went on from.", lambda: counters.continued)
+        total = self.metrics.watch_total
+        total("sessions_opened", "Sessions opened on the swarm.", lambda: counters.opened)
+        total("sessions_continued", "Kept sessions that an answer went on from.", lambda: counters.continued)

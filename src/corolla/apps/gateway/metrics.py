@@ -1,8 +1,10 @@
 """What a gateway counts, for Prometheus: names end in their unit, `_total` counts up, labels have few values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -52,6 +54,10 @@ class GatewayMetrics:
         """A gauge that is read when it is asked for."""
         Gauge(f"corolla_gateway_{name}", text, registry=self.registry).set_function(read)
 
+    def watch_total(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A count that somebody else keeps, read when it is asked for."""
+        self.registry.register(_Total(f"corolla_gateway_{name}", text, read))
+
     def saw_step(self, model: str, *, new_tokens: int, total_s: float, parts: list[tuple[float, float]]) -> None:
         """A pass came round; `parts`: queue and compute seconds of each hop."""
         self.steps.labels(model).inc()
@@ -68,3 +74,11 @@ class GatewayMetrics:
     def page(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class _Total(Collector):
+    def __init__(self, name: str, text: str, read: Callable[[], float]) -> None:
+        self._name, self._text, self._read = name, text, read
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self._name, self._text, value=self._read())
