@@ -160,9 +160,10 @@ def test_the_session_never_grows_beyond_what_it_was_opened_for() -> None:
         Step(step_no=1, position=5, hidden=tensor(1, 1, HIDDEN + 1)),
         Step(step_no=1, position=5, hidden=tensor(1, HIDDEN)),
         Step(step_no=1, position=5, hidden=tensor(1, 0, HIDDEN)),
+        Step(step_no=1, position=5, hidden=tensor(1, 1, HIDDEN, dtype="int64")),
     ],
     ids=["more rows", "too many tokens", "gather too long", "gather out of range", "padding", "ids shape", "ids dtype",
-         "hidden size", "rank", "empty"],
+         "hidden size", "rank", "empty", "whole numbers"],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_and_changes_nothing(bad: Step) -> None:
     assert isinstance(refused(after(step(0, 0, 5)), bad).error, Unsupported)

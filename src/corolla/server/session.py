@@ -173,6 +173,8 @@ def _shape_of(state: SessionState, step: Step) -> tuple[int, int]:
     shape = step.hidden.shape
     if len(shape) != 3 or shape[2] != state.hidden_size or 0 in shape:
         raise _wrong("hidden states", shape, f"[rows, tokens, {state.hidden_size}]")
+    if step.hidden.dtype == "int64":
+        raise Unsupported("hidden states as int64; a span takes numbers with a fraction", value="int64", bound="float")
     batch, new_tokens = shape[0], shape[1]
     if batch * new_tokens > state.max_chunk_tokens:
         raise Unsupported(
