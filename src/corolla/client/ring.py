@@ -1,9 +1,9 @@
 """The ring: which server has which place, and how a route is taken so that every place has what it needs.
 
 A route is a list of places, linked server to server; at some borders the client stands between two servers that
-cannot reach each other. Taking a route puts all of them under a new version (`Open`), hears what each holds, and
-orders what is missing: history to those that begin afresh, live steps to those that missed them. What is decided
-lies in `client/recovery.py`; when and why is `client/session.py`'s.
+cannot reach each other. Taking a route puts all of them under a new version (`Open`), hears what each holds, and has
+what is missing sent (`client/replays.py`): history to those that begin afresh, live steps to those that missed them.
+What is decided lies in `client/recovery.py`; when and why is `client/session.py`'s.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ from typing import Protocol, TypeVar
 from msgspec.structs import replace
 
 from corolla.client.hop import Hop, Listener, ServerLink
-from corolla.client.recovery import Held, Place, WrongAnswer, mark_fresh, must_rebuild, plan_resends
+from corolla.client.recovery import Held, Place, WrongAnswer, mark_fresh, must_rebuild
+from corolla.client.replays import Replays
 from corolla.client.router import Router, ServedModel
 from corolla.client.segments import Segments
 from corolla.client.steps import Pending, Steps
@@ -36,10 +37,6 @@ from corolla.wire.journal import Journal
 from corolla.wire.tensors import DType, WireTensor
 
 T = TypeVar("T")
-
-PACED_BYTES = 4 << 20
-PACE_S = 0.002
-"""A replay waits while more than this is unsent, and looks again so often."""
 
 
 class SwarmAccess(Protocol):
@@ -109,6 +106,7 @@ class Ring:
         self._max_rows = max_rows
         self._wire_dtype: DType = wire_dtype
         self._steps = steps
+        self._replays = Replays(self._session, steps, self.segments)
 
     @property
     def heads(self) -> Mapping[int, Journal]:
@@ -160,7 +158,7 @@ class Ring:
     def owing(self) -> Hop | None:
         """The tail of the segment from which the oldest step that is under way has to come."""
         live = next((pending for pending in self._steps.pending.values() if pending.is_live), None)
-        return None if live is None else self.hops[self._tail_of(live.at)]
+        return None if live is None else self.hops[self.segments.tail_of(live.at, self.hops)]
 
     def has_lost(self, peer: PeerId) -> bool:
         return any(hop.peer == peer and hop.error is not None for hop in self.hops)
@@ -222,7 +220,7 @@ class Ring:
             places = mark_fresh(places, rebuilt)
         await self._connect()
         if self.version > 0:
-            await self._resend(places, held, live_from=last_answered + 1)
+            await self._replays.resend(self.hops, places, held, route_version=self.version, live_from=last_answered + 1)
         self.places = [Place(place.peer, place.start, place.end) for place in places]
         self.suspect_links &= {(place.peer, following.peer) for place, following in pairwise(places)}
         self.num_taken += 1
@@ -237,13 +235,9 @@ class Ring:
         if hop.start in self.heads or ask.next is None:
             await hop.connect()  # now, so that no step waits for it when the places are swapped
         if hop.start in self.heads:
-            await self._replay_to(hop, self.heads[hop.start], live_from=1 << 60)
+            await self._replays.replay_to(hop, route_version=self.version)
         else:
-            self.hops[index - 1].replay(
-                wire.Replay(
-                    session=self._session, route_version=self.version, from_position=0, live_from=1 << 60, to=hop.peer
-                )
-            )
+            self._replays.order(self.hops[index - 1], from_position=0, route_version=self.version, to=hop.peer)
         while hop.opened is not None and hop.opened.cached_tokens < position:
             self.progress.clear()
             await self.progress.wait()
@@ -335,64 +329,6 @@ class Ring:
             if isinstance(outcome, _MAY_DO_ELSEWHERE):
                 self.drop(hop, outcome)
         _all_or_failed(hops, outcomes)
-
-    async def _resend(self, places: Sequence[Place], held: Sequence[Held], *, live_from: int) -> None:
-        """Give every place what it lacks: history to the fresh ones, live steps to those that missed them."""
-        self.segments.begin_refeeding(places, last_answered=live_from - 1)
-        for order in plan_resends(places, held, self.heads):
-            self._order_replay(order.index, order.from_position, order.from_step, live_from)
-        for head, journal in self.heads.items():
-            index = next(index for index, place in enumerate(places) if place.start == head)
-            tail = self._tail_of(head)
-            if self.segments.is_refed(head):
-                continue
-            if places[index].is_fresh or places[index].catches_up:
-                await self._replay_to(self.hops[index], journal, live_from, held[index].position)
-            else:
-                for step in journal.recent(held[index].last_step_no + 1):
-                    self._push_again(self.hops[index], step)
-            here = [no for no, p in self._steps.pending.items() if p.is_live and p.at == head]
-            if here and not places[tail].is_fresh and held[tail].last_step_no >= min(here):
-                self._order_replay(tail, None, min(here), live_from)
-
-    def _order_replay(self, index: int, from_position: int | None, from_step: int, live_from: int) -> None:
-        self.hops[index].replay(
-            wire.Replay(
-                session=self._session,
-                route_version=self.version,
-                from_position=from_position,
-                from_step=from_step,
-                live_from=live_from,
-            )
-        )
-
-    async def _replay_to(self, hop: Hop, journal: Journal, live_from: int, from_position: int = 0) -> None:
-        """Build a head's cache, from this position on, from our own journal."""
-        opened = hop.opened
-        assert opened is not None
-        journal.compact()
-        steps = [*journal.replay(from_position, opened.max_chunk_tokens, opened.window_bytes)]
-        steps += [
-            replace(step, replay=step.step_no < live_from)
-            for step in journal.recent(0)
-            if step.position + step.hidden.shape[1] > from_position
-        ]
-        if hop.start == 0:
-            steps = self.segments.begin_replay(steps)
-        for step in steps:
-            while hop.pending_bytes > PACED_BYTES and hop.error is None:  # noqa: ASYNC110 - nobody tells us of room
-                await asyncio.sleep(PACE_S)
-            self._push_again(hop, step)
-
-    def _push_again(self, hop: Hop, step: wire.Step) -> None:
-        """Borders may have come or gone since it was first pushed: what is wanted of a live step changes with them."""
-        pending = None if step.replay else self._steps.pending.get(step.step_no)
-        want = step.want if pending is None else self.segments.want_at(pending, hop.start)
-        hop.push(replace(step, want=want, route_version=self.version))
-
-    def _tail_of(self, head: int) -> int:
-        end = self.segments.head_after(head) or self._model.num_blocks
-        return next(index for index, hop in enumerate(self.hops) if hop.end == end)
 
     def new_hop(self, link: ServerLink, start: int, end: int) -> Hop:
         return Hop(link, self._session, start, end, self._listener)

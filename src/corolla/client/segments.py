@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from corolla.client.hop import Hop
 from corolla.client.recovery import Place
 from corolla.client.steps import Pending, Steps
 from corolla.ids import PeerId
@@ -42,6 +43,11 @@ class Segments:
     def head_after(self, head: int) -> int | None:
         """First block of the segment after the one that begins here; None: that is the last."""
         return min((other for other in self.heads if other > head), default=None)
+
+    def tail_of(self, head: int, hops: Sequence[Hop]) -> int:
+        """Where in the route the segment that begins with this block ends."""
+        following = self.head_after(head)
+        return next((i for i, hop in enumerate(hops) if hop.end == following), len(hops) - 1)
 
     def want_at(self, pending: Pending, at: int) -> wire.Want:
         """A segment that is not the last must give every position: they all go on."""

@@ -6,7 +6,7 @@ that waits (`mending.py`), and its output comes as if nothing had been.
 
     session.py   one run after another: push what the window allows, take what comes
     steps.py     positions, numbers, what is under way
-    ring.py      who has which place, and how a route is taken; hop.py: one server of it
+    ring.py      who has which place, and how a route is taken; hop.py: one server of it; replays.py: what is sent again
     mending.py   what to do about faults; recovery.py decides, substitutes.py finds others
     moving.py    leaving a server that still serves
 """
