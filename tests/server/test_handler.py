@@ -1,6 +1,7 @@
 """Client's hop and server's handler over the in-memory network: the protocol as both sides speak it."""
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -114,12 +115,14 @@ class Lab:
 
 
 @asynccontextmanager
-async def lab(limits: SessionLimits | None = None, cache_tokens: int = 1024) -> AsyncIterator[Lab]:
+async def lab(
+    limits: SessionLimits | None = None, cache_tokens: int = 1024, executor: InlineExecutor | None = None
+) -> AsyncIterator[Lab]:
     network = MemoryNetwork(random.Random(0))
     async with network.transport("server") as server, network.transport("client") as client:
         await client.join(server.addresses, timeout_s=5)
         handler = Handler(
-            server, ToySpan(0, BLOCKS), InlineExecutor(), CachePool(cache_tokens),
+            server, ToySpan(0, BLOCKS), executor or InlineExecutor(), CachePool(cache_tokens),
             fingerprint=MODEL, limits=limits or SessionLimits(), liveness=Liveness(),
         )  # fmt: skip
         await handler.start()
@@ -170,6 +173,28 @@ def test_only_the_wanted_positions_come_back() -> None:
             assert await run(hop, last) == whole_model(BLOCKS, [1, 2, 3])[2:]
             none = wire.Step(step_no=1, position=3, hidden=hidden_of([[4]]), want="none")
             assert (await hop.step(none)).hidden is None
+
+    run_virtual(story())
+
+
+class TickingExecutor(InlineExecutor):
+    """Its clock is a second later whenever somebody looks: what is timed from a look to the next takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ticks = itertools.count()
+
+    def clock(self) -> float:  # a static method there
+        return float(next(self._ticks))
+
+
+def test_a_step_tells_how_long_the_one_before_took_to_get_away() -> None:
+    async def story() -> None:
+        async with lab(executor=TickingExecutor()) as here, here.link() as link:
+            hop = await open_session(link, here.ask())
+            outputs = [await hop.step(step(number, number, [number])) for number in range(3)]
+            assert [timing.compute_s for output in outputs for timing in output.timings] == [1.0, 1.0, 1.0]
+            assert [timing.send_s for output in outputs for timing in output.timings] == [0.0, 1.0, 1.0]
 
     run_virtual(story())
 

@@ -153,6 +153,8 @@ class StepJob:
     """How long it stood in line."""
     compute_s: float = 0.0
     """How long the blocks took; 0 before they ran."""
+    send_s: float = 0.0
+    """From then until the network had the result: looking through it, journal, packing, writing; 0 before it did."""
 
     def __post_init__(self) -> None:
         self.arrived = self.clock()
@@ -206,7 +208,7 @@ class StepJob:
         self.compute_s = done - started
         if hidden is not None and not is_finite(hidden):
             raise Faulty(f"our blocks gave NaN or infinity in step {step.step_no}, though what came was finite")
-        timings = [*step.timings, wire.HopTiming(self.queue_s, self.compute_s, 0.0)]
+        timings = [*step.timings, wire.HopTiming(self.queue_s, self.compute_s, push.send_s)]
         position = step.position + self.new_tokens
         if push.is_tail:
             push.skip(position)
@@ -218,6 +220,7 @@ class StepJob:
         else:
             assert hidden is not None
             push.onward(replace(step, hidden=hidden, timings=timings))
+        self.send_s = push.send_s = self.clock() - done
 
     def _want(self) -> wire.Want:
         if not self.session.push.is_tail:

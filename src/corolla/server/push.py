@@ -31,6 +31,8 @@ class Push:
         self.is_tail = True
         self.route_version = 0
         self.replay_on = False
+        self.send_s = 0.0
+        """How long it took to get the latest step's result away; the step after it tells. The device thread's."""
         self._journal = Journal(max_journal_bytes)
         self._replies: deque[Output] = deque(maxlen=MAX_RECENT)
         self._held_from: int | None = None
@@ -60,6 +62,7 @@ class Push:
         self._replies.clear()
         self._held_from = None
         self._passed_back.clear()
+        self.send_s = 0.0
 
     def hold(self) -> None:
         """Keep what comes from now on, until `release`."""

@@ -41,6 +41,7 @@ class HopTiming(Struct, frozen=True, array_like=True):
     queue_s: Seconds
     compute_s: Seconds
     send_s: Seconds
+    """Of the session's step before: what is being packed cannot say yet how long that takes. 0 in the first."""
 
 
 Timings = Annotated[list[HopTiming], Meta(max_length=256)]
