@@ -78,8 +78,21 @@ def say_an_earlier_number(message: Step | Output) -> Step | Output:
     return replace(message, step_no=max(message.step_no - 1, 0))
 
 
+def say_a_flat_replay(message: Step | Output) -> Step | Output:
+    """One that nobody asked for, of one dimension."""
+    if message.hidden is None:
+        return message
+    rows, tokens, size = message.hidden.shape
+    return replace(message, replay=True, hidden=WireTensor("float32", (rows * tokens * size,), message.hidden.data))
+
+
+def say_as_many_hops_as_travel(message: Step | Output) -> Step | Output:
+    return replace(message, timings=[wire.HopTiming(0.0, 0.0, 0.0)] * wire.MAX_HOPS)
+
+
 LIES = [
     say_nan, say_twice_as_wide, say_one_token_more, say_another_position, say_a_later_number, say_an_earlier_number,
+    say_a_flat_replay, say_as_many_hops_as_travel,
 ]  # fmt: skip
 every_lie = pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 every_place = pytest.mark.parametrize("place", list(PLACES))

@@ -112,8 +112,12 @@ class Segments:
     def flaw_of_replayed(self, output: wire.Output) -> str | None:
         """What is wrong with what a replayed step gave; None: nothing."""
         hidden = output.hidden
-        step = None if hidden is None else self._replaying.get((output.step_no, output.position - hidden.shape[1]))
-        if hidden is None or step is None or (hidden.shape, hidden.dtype) == (step.hidden.shape, step.hidden.dtype):
+        if hidden is None:
+            return None
+        if len(hidden.shape) != 3:
+            return f"its output of a replay is {hidden!r}, not [rows, tokens, hidden_size]"
+        step = self._replaying.get((output.step_no, output.position - hidden.shape[1]))
+        if step is None or (hidden.shape, hidden.dtype) == (step.hidden.shape, step.hidden.dtype):
             return None
         return f"its output of a replay is {hidden!r}, not {step.hidden!r}"
 

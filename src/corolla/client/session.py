@@ -248,7 +248,8 @@ class Session:
             return  # a late or second answer: nobody waits for it
         if self._ring.segment_of(hop) != pending.at:
             return
-        problem = flaw_of(output, pending, self._ring.segments.want_at(pending, pending.at))
+        want = self._ring.segments.want_at(pending, pending.at)
+        problem = flaw_of(output, pending, want, num_blocks=self.model.num_blocks)
         if problem is not None and hop.start not in self._ring.heads:
             self._mender.on_fault(hop, WrongAnswer(problem))
             self._news.set()

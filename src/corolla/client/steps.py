@@ -162,9 +162,11 @@ class Steps:
         self.pending = {}
 
 
-def flaw_of(output: wire.Output, pending: Pending, want: wire.Want) -> str | None:
-    """What is wrong with an output, by our own evidence; None: nothing."""
+def flaw_of(output: wire.Output, pending: Pending, want: wire.Want, *, num_blocks: int) -> str | None:
+    """What is wrong with an output, by our own evidence; None: nothing. `num_blocks`: of the model."""
     step, hidden = pending.step, output.hidden
+    if len(output.timings) > num_blocks:  # sent on with the step, too many would end the next server's stream
+        return f"its output of step {step.step_no} tells of {len(output.timings)} hops over {num_blocks} blocks"
     if output.position != step.position + pending.num_tokens:
         return (
             f"it holds {output.position} positions after step {step.step_no}, not {step.position + pending.num_tokens}"

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from corolla.errors import JournalGap, NeedsReplay, OutOfOrder, Refused, RemoteProtocolError, Unsupported
 from corolla.ids import PeerId, SessionId
 from corolla.wire.journal import MAX_RECENT
-from corolla.wire.messages import Open, Step
+from corolla.wire.messages import MAX_HOPS, Open, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +186,8 @@ def _shape_of(state: SessionState, step: Step) -> tuple[int, int]:
             raise _wrong(name, ids.shape, f"int64 [{batch}, {new_tokens}]")
     if state.needs_token_ids and step.token_ids is None:
         raise Unsupported("this model's blocks need the token ids, and the step has none")
+    if len(step.timings) >= MAX_HOPS:  # with ours there would be more than travel
+        raise Unsupported("the step tells of too many hops", value=str(len(step.timings)), bound=str(MAX_HOPS - 1))
     if step.left_padding is not None and len(step.left_padding) != batch:
         raise _wrong("left padding", (len(step.left_padding),), f"[{batch}]")
     return batch, new_tokens

@@ -15,6 +15,7 @@ from corolla.wire.tensors import DType, WireTensor
 
 MAX_ROWS = 1024
 MAX_TOKENS = 1 << 24
+MAX_HOPS = 256
 
 PeerName = Annotated[PeerId, Meta(min_length=1, max_length=128)]
 SessionKey = Annotated[SessionId, Meta(min_length=16, max_length=16)]
@@ -44,7 +45,7 @@ class HopTiming(Struct, frozen=True, array_like=True):
     """Of the session's step before: what is being packed cannot say yet how long that takes. 0 in the first."""
 
 
-Timings = Annotated[list[HopTiming], Meta(max_length=256)]
+Timings = Annotated[list[HopTiming], Meta(max_length=MAX_HOPS)]
 
 
 class Open(Message, tag="open", frozen=True, kw_only=True):
