@@ -5,13 +5,20 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import pytest
+
 from corolla.apps.sim.paced import Pace, PacedSpan
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import hidden_of, numbers_of, whole_model
 from corolla.client.session import Session
 from corolla.clock import loop_time
+from corolla.errors import Overloaded
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
+from corolla.server.control import Control
+from corolla.server.handler import Handler
+from corolla.server.hosted import DataLink, HostedSession
+from corolla.wire import messages as wire
 
 NUM_BLOCKS = 6
 STEP_S = 0.02
@@ -159,3 +166,63 @@ def test_a_server_that_drains_is_left_between_two_steps_without_a_failed_one() -
         await leave
 
     play(story, "0:2", "2:4", "4:6")
+
+
+def refuse(_scene: Scene, handler: Handler) -> None:
+    def open_session(control: Control, ask: wire.Open) -> None:
+        handler._replies.refuse_open(control.channel, ask, Overloaded("not you"))
+
+    handler.open_session = open_session
+
+
+def break_the_protocol(_scene: Scene, handler: Handler) -> None:
+    def open_session(control: Control, ask: wire.Open) -> None:
+        control.channel.send(wire.Attach(session=ask.session))
+
+    handler.open_session = open_session
+
+
+def say_nothing(_scene: Scene, handler: Handler) -> None:
+    def open_session(control: Control, ask: wire.Open) -> None:
+        pass
+
+    handler.open_session = open_session
+
+
+def die_while_it_catches_up(scene: Scene, handler: Handler) -> None:
+    def take(session: HostedSession, link: DataLink, step: wire.Step) -> None:
+        scene.swarm.network.kill(handler.transport.peer)
+
+    handler._steps.take = take
+
+
+def drop_it_while_it_catches_up(_scene: Scene, handler: Handler) -> None:
+    def take(session: HostedSession, link: DataLink, step: wire.Step) -> None:
+        session.end("not you")
+
+    handler._steps.take = take
+
+
+@pytest.mark.parametrize(
+    "fail", [refuse, break_the_protocol, say_nothing, die_while_it_catches_up, drop_it_while_it_catches_up]
+)
+def test_where_the_best_will_not_stand_by_for_a_server_that_drains_another_does(
+    fail: Callable[[Scene, Handler], None],
+) -> None:
+    async def story(scene: Scene, session: Session) -> None:
+        before = await scene.write(session, 20)
+        leaving = scene.in_use(session)[1]
+        fail(scene, scene.swarm.handlers["b1" if leaving == "a1" else "a1"])
+        far = await scene.swarm.serve("far", "3:6")
+        for peer in list(scene.swarm.network.living):
+            if peer != far.transport.peer:
+                scene.swarm.network.set_conditions(peer, far.transport.peer, LinkConditions(0.05))
+        await session._router.refresh()
+        leave, began = asyncio.create_task(scene.swarm.leave(leaving)), loop_time()
+        while far.transport.peer not in {hop.peer_id for hop in session.route}:
+            assert max(await scene.write(session, 1)) < 3 * max(before)
+            await asyncio.sleep(0.5)
+        assert loop_time() - began < 30
+        await leave
+
+    play(story, "0:3", "3:6")

@@ -19,7 +19,7 @@ from corolla.client.slowness import Pace, Patience, after_look, after_step, pick
 from corolla.client.steps import Steps
 from corolla.client.substitutes import POLL_S, Substitutes
 from corolla.clock import loop_time
-from corolla.errors import HopFailed, MissingBlocks, NoRoute, Refused
+from corolla.errors import HopFailed, MissingBlocks, NoRoute, Refused, RemoteProtocolError
 from corolla.ids import PeerId, short
 from corolla.swarm.route import Route
 from corolla.wire.messages import HopTiming
@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 
 SLOW_MOVE_S = 60.0
 """For a move away from a slow server; one that takes longer is not worth having."""
-_NOT_NOW = (NoRoute, HopFailed, Refused, PlacesFailed)
+_ITS_FAULT = (HopFailed, Refused, RemoteProtocolError)
+"""What a server that will not stand by, or cannot, looks like: another is asked next."""
+_NOT_NOW = (NoRoute, PlacesFailed, *_ITS_FAULT)
 
 
 class Mover:
@@ -152,8 +154,19 @@ class Mover:
         return route
 
     async def _swap(self, index: int, route: Route) -> None:
-        """The server of this route stands by for the one at the place, and takes it once it has caught up."""
-        place, state, peer = self._ring.places[index], self._state(), route.hops[0].peer
+        """The server of this route stands by for the one at the place, and takes it once it has caught up.
+
+        One that fails at it is left out from then on: there may be others.
+        """
+        peer = route.hops[0].peer
+        try:
+            await self._swap_with(index, peer)
+        except _ITS_FAULT as failed:
+            self._substitutes.leave_out({peer: failed})
+            raise
+
+    async def _swap_with(self, index: int, peer: PeerId) -> None:
+        place, state = self._ring.places[index], self._state()
         link = await self._swarm.link(peer)
         if self._state() != state:
             return

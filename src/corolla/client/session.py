@@ -271,6 +271,7 @@ class Session:
             self._news.set()
 
     def on_fault(self, hop: Hop, error: SwarmError) -> None:
+        self._ring.progress.set()  # it may have stood by: whoever waits for it looks at its error
         if hop not in self._ring.hops or self._is_closed:
             return
         log.info("fault", extra={"peer": short(hop.peer), "reason": str(error)[:200]})
