@@ -11,10 +11,11 @@ from rich.console import Console
 from corolla.apps.cli import main as frame
 from corolla.apps.cli.trace_chart import BAR_WIDTH, bar, mean_of, parts_of, print_traces
 from corolla.apps.gateway import trace_facts
-from corolla.apps.gateway.traces import HopTimes, TracedHop, TracedRoute, TraceStore
+from corolla.apps.gateway.traces import TracedHop, TracedRoute, TraceStore
 from corolla.apps.sim.toy_gateway import ToyGateway
 from corolla.errors import BadInput, NoPeers, RemoteProtocolError
 from corolla.ids import PeerId
+from corolla.wire.messages import HopTiming
 
 ROUTE = TracedRoute(
     (TracedHop(PeerId("a"), "attic", 0, 4), TracedHop(PeerId("peer-of-b"), "", 4, 8)), (0.01, 0.02, 0.01), 0.09
@@ -25,10 +26,10 @@ def traced(*, num_decoded: int = 3, name: str = "attic") -> dict[str, Any]:
     route = TracedRoute((TracedHop(PeerId("a"), name, 0, 4), *ROUTE.hops[1:]), ROUTE.links_s, ROUTE.expected_s)
     trace = TraceStore().begin(model="tiny", now=0.0)
     trace.took_route(route, ROUTE)
-    times = [HopTimes(0.004, 0.02, 0.0), HopTimes(0.0, 0.03, 0.0)]
-    trace.saw_step("prefill", tokens=40, total_s=0.6, local_s=0.1, timings=times)
+    times = [HopTiming(0.004, 0.02, 0.002), HopTiming(0.0, 0.026, 0.002)]
+    trace.saw_step("prefill", tokens=40, total_s=0.6, local_s=0.1, chunks=[times])
     for _ in range(num_decoded):
-        trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.006, timings=times)
+        trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.006, chunks=[times])
     trace.finish("stop")
     whole = trace_facts.whole(trace)
     assert json.loads(json.dumps(whole)) == whole
@@ -47,7 +48,7 @@ def test_an_answer_is_told_with_its_routes_its_mean_and_its_steps() -> None:
     assert "route     attic 0:4 → …eer-of-b 4:8, 90 ms a token expected" in text
     assert "runner-up" in text
     rows = [line.split() for line in text.splitlines()]
-    assert re.search(r"attic +10(\.0)? ms +4\.0 ms +20 ms +34%", text)
+    assert re.search(r"attic +10(\.0)? ms +4\.0 ms +20 ms +2\.0 ms +36%", text)
     assert ["prompt", "40"] in [row[:2] for row in rows]
     assert [row[:2] for row in rows if row[:1] == ["token"]] == [["token", "2"], ["token", "3"], ["token", "4"]]
 
@@ -57,8 +58,9 @@ def test_a_bar_is_as_long_as_its_step_and_shows_each_kind() -> None:
     whole = bar(parts_of(step), step["total_s"], step["total_s"]).plain
     assert len(whole) == BAR_WIDTH
     assert len(bar(parts_of(step), step["total_s"], 2 * step["total_s"]).plain) == BAR_WIDTH // 2
-    assert whole.count("█") == pytest.approx(BAR_WIDTH * 0.5, abs=1)
-    assert whole.count("·") == pytest.approx(BAR_WIDTH * 0.4, abs=1)
+    assert whole.count("█") == pytest.approx(BAR_WIDTH * 0.46, abs=1)
+    assert whole.count("▌") == pytest.approx(BAR_WIDTH * 0.04, abs=1)
+    assert whole.count("·") == pytest.approx(BAR_WIDTH * 0.4, abs=2)  # of three links, each rounded
     assert whole.startswith("=")
 
 
@@ -68,8 +70,9 @@ def test_a_bar_of_overlapping_chunks_is_no_longer_than_its_step() -> None:
 
 
 def test_the_mean_is_over_the_route_in_use() -> None:
-    assert [name for name, *_ in mean_of(traced())] == ["here", "attic", "…eer-of-b", "back"]
-    assert sum(sum(seconds) for _, *seconds in mean_of(traced())) == pytest.approx(0.1)
+    assert [name for name, _ in mean_of(traced())] == ["here", "attic", "…eer-of-b", "back", "rest"]
+    for num_decoded in (1, 3):
+        assert sum(sum(seconds) for _, seconds in mean_of(traced(num_decoded=num_decoded))) == pytest.approx(0.1)
     assert mean_of(traced(num_decoded=0)) == []
 
 

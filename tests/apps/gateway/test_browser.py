@@ -368,7 +368,8 @@ def test_an_answer_leads_to_where_its_time_went(browser: Browser, gateway: ToyGa
         step.locator("summary").focus()
         page.keyboard.press("Enter")
         expect(step.locator("tbody th").first).to_have_text("here")
-        expect(step.locator("tbody th").last).to_have_text("back")
+        expect(step.locator("thead th")).to_have_text(["where", "on the wire", "queue", "compute", "send"])
+        expect(step.locator("tbody th").last).to_have_text("rest")
         page.get_by_role("button", name="Show all 61 steps").click()
         expect(page.locator(".steps li")).to_have_count(61)
 

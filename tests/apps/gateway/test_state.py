@@ -12,11 +12,12 @@ from starlette.types import Message
 
 from corolla.apps.gateway.observer import Observer, ObserverConfig
 from corolla.apps.gateway.state import SEND_TIMEOUT_S, StateStream, state_as_json, state_routes, told
-from corolla.apps.gateway.traces import HopTimes, TracedHop, TracedRoute, TraceStore
+from corolla.apps.gateway.traces import TracedHop, TracedRoute, TraceStore
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.status.facts import as_json
 from corolla.ids import PeerId
 from corolla.net.memory.loop import run_virtual
+from corolla.wire.messages import HopTiming
 
 ROUTE = TracedRoute((TracedHop(PeerId("a"), "attic", 0, 8),), (0.01, 0.01), 0.05)
 
@@ -34,8 +35,8 @@ def traces() -> TraceStore:
     for number, owner in enumerate(("me", "you", "me")):
         trace = store.begin(model=f"model {number}", owner=owner, now=1000.0)
         trace.took_route(ROUTE)
-        trace.saw_step("prefill", tokens=9, total_s=0.5, local_s=0.1, timings=[HopTimes(0.1, 0.2, 0.0)])
-        trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.01, timings=[HopTimes(0.0, 0.05, 0.0)])
+        trace.saw_step("prefill", tokens=9, total_s=0.5, local_s=0.1, chunks=[[HopTiming(0.1, 0.2, 0.0)]])
+        trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.01, chunks=[[HopTiming(0.0, 0.05, 0.0)]])
         trace.finish("stop")
     return store
 

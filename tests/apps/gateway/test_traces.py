@@ -10,22 +10,23 @@ from corolla.apps.gateway.traces import (
     LATEST_STEPS,
     MAX_ROUTES,
     AnswerTrace,
-    HopTimes,
+    StepTrace,
     TracedHop,
     TracedRoute,
     TraceStore,
-    sum_chunks,
 )
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import hidden_of
 from corolla.ids import PeerId
 from corolla.net.memory.loop import run_virtual
 from corolla.swarm.cost import CostModel
+from corolla.wire.messages import HopTiming
 
 TWO_HOPS = TracedRoute(
     (TracedHop(PeerId("a"), "attic", 0, 4), TracedHop(PeerId("b"), "cellar", 4, 8)), (0.01, 0.02, 0.01), 0.1
 )
-TIMES = (HopTimes(0.001, 0.02, 0.0), HopTimes(0.002, 0.03, 0.0))
+TIMES = (HopTiming(0.001, 0.02, 0.003), HopTiming(0.002, 0.03, 0.004))
+SENDS_S = 0.007
 
 
 def begun(route: TracedRoute = TWO_HOPS) -> AnswerTrace:
@@ -34,48 +35,81 @@ def begun(route: TracedRoute = TWO_HOPS) -> AnswerTrace:
     return trace
 
 
+def seconds_of(step: StepTrace) -> list[float]:
+    hops = (s for h in step.hops for s in (h.queue_s, h.compute_s, h.send_s, h.wire_s))
+    return [s or 0.0 for s in (step.local_s, step.return_s, step.rest_s, *hops)]
+
+
 def test_every_second_of_a_step_is_somebodys() -> None:
     trace = begun()
-    trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.007, timings=TIMES)
-    [step] = trace.steps
-    parts = [step.local_s, step.return_s, *(s for h in step.hops for s in (h.queue_s, h.compute_s, h.wire_s))]
-    assert sum(parts) == pytest.approx(step.total_s)
+    for _ in range(2):
+        trace.saw_step("decode", tokens=1, total_s=0.12, local_s=0.007, chunks=[TIMES])
+    for step in trace.steps:
+        assert sum(seconds_of(step)) == pytest.approx(step.total_s)
 
 
-def test_travel_is_shared_by_the_expected_delays_of_the_links() -> None:
+def test_sending_is_told_by_the_step_after_it_and_of_the_last_one_nobody_tells() -> None:
     trace = begun()
-    trace.saw_step("decode", tokens=1, total_s=0.093, local_s=0.0, timings=TIMES)
+    for _ in range(3):
+        trace.saw_step("decode", tokens=1, total_s=0.12, local_s=0.0, chunks=[TIMES])
+    assert [[hop.send_s for hop in step.hops] for step in trace.steps] == [[0.003, 0.004]] * 2 + [[None, None]]
+    first, _, last = trace.steps
+    assert last.rest_s - first.rest_s == pytest.approx(SENDS_S)
+
+
+def test_after_a_recovery_nobody_tells_of_the_step_before_it() -> None:
+    trace = begun()
+    trace.saw_step("decode", tokens=1, total_s=0.12, local_s=0.0, chunks=[TIMES])
+    trace.took_route(TWO_HOPS)  # the same servers, of which one was given everything anew
+    trace.saw_step("decode", tokens=1, total_s=0.12, local_s=0.0, chunks=[TIMES])
+    assert [hop.send_s for hop in trace.steps[0].hops] == [None, None]
+
+
+def test_links_are_given_their_measured_half_round_trip_and_the_rest_is_nobodys() -> None:
+    trace = begun()
+    trace.saw_step("decode", tokens=1, total_s=0.103, local_s=0.0, chunks=[TIMES])
     [step] = trace.steps
     assert [hop.wire_s for hop in step.hops] + [step.return_s] == pytest.approx([0.01, 0.02, 0.01])
+    assert step.rest_s == pytest.approx(0.01)
 
 
-def test_travel_is_shared_evenly_when_no_delay_is_known() -> None:
-    trace = begun(TracedRoute(TWO_HOPS.hops, ()))
-    trace.saw_step("decode", tokens=1, total_s=0.083, local_s=0.0, timings=TIMES)
+def test_links_that_were_faster_than_measured_share_what_was_spent() -> None:
+    trace = begun()
+    trace.saw_step("decode", tokens=1, total_s=0.073, local_s=0.0, chunks=[TIMES])
     [step] = trace.steps
-    assert [hop.wire_s for hop in step.hops] + [step.return_s] == pytest.approx([0.01, 0.01, 0.01])
+    assert [hop.wire_s for hop in step.hops] + [step.return_s] == pytest.approx([0.005, 0.01, 0.005])
+    assert step.rest_s == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("links_s", [(), (0.01, None, 0.01)])
+def test_a_link_that_nobody_measured_is_given_nothing(links_s: tuple[float | None, ...]) -> None:
+    trace = begun(TracedRoute(TWO_HOPS.hops, links_s))
+    trace.saw_step("decode", tokens=1, total_s=0.083, local_s=0.0, chunks=[TIMES])
+    [step] = trace.steps
+    assert [hop.wire_s for hop in step.hops] + [step.return_s] == pytest.approx(list(links_s) or [None] * 3)
+    assert step.rest_s == pytest.approx(0.03 - sum(link_s or 0.0 for link_s in links_s))
 
 
 def test_a_step_that_lost_its_timings_blames_nobody() -> None:
     trace = begun()
-    trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.02, timings=TIMES[:1])
+    trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.02, chunks=[TIMES[:1]])
     [step] = trace.steps
     assert step.hops == ()
-    assert step.return_s == pytest.approx(0.08)
+    assert step.rest_s == pytest.approx(0.08)
 
 
 def test_clocks_that_disagree_never_make_travel_negative() -> None:
     trace = begun()
-    trace.saw_step("decode", tokens=1, total_s=0.01, local_s=0.0, timings=TIMES)
+    trace.saw_step("decode", tokens=1, total_s=0.01, local_s=0.0, chunks=[TIMES])
     assert all(hop.wire_s == 0 for hop in trace.steps[0].hops)
 
 
 def test_speed_is_that_of_the_decode_steps() -> None:
     trace = begun()
-    trace.saw_step("prefill", tokens=40, total_s=2.0, local_s=0.1, timings=TIMES)
+    trace.saw_step("prefill", tokens=40, total_s=2.0, local_s=0.1, chunks=[TIMES])
     assert trace.tokens_per_s is None
     for _ in range(10):
-        trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.01, timings=TIMES)
+        trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.01, chunks=[TIMES])
     assert trace.tokens_per_s == pytest.approx(10.0)
     assert trace.answered_tokens == 11
     assert trace.first_token_s == pytest.approx(2.0)
@@ -84,7 +118,7 @@ def test_speed_is_that_of_the_decode_steps() -> None:
 def test_a_long_answer_keeps_its_beginning_and_its_end() -> None:
     trace = begun()
     for number in range(2000):
-        trace.saw_step("decode", tokens=number, total_s=0.1, local_s=0.01, timings=TIMES)
+        trace.saw_step("decode", tokens=number, total_s=0.1, local_s=0.01, chunks=[TIMES])
     kept = [step.tokens for step in trace.steps]
     assert kept == [*range(FIRST_STEPS), *range(2000 - LATEST_STEPS, 2000)]
     assert trace.num_steps == 2000
@@ -96,7 +130,7 @@ def test_steps_know_the_route_they_took() -> None:
     other = TracedRoute((TracedHop(PeerId("c"), "", 0, 8),), ())
     for route in (TWO_HOPS, other, TWO_HOPS):
         trace.took_route(route)
-        trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.0, timings=())
+        trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.0, chunks=[()])
     assert [step.route for step in trace.steps] == [0, 1, 0]
     for number in range(100):
         trace.took_route(TracedRoute((TracedHop(PeerId(f"p{number}"), "", 0, 8),), ()))
@@ -106,8 +140,15 @@ def test_steps_know_the_route_they_took() -> None:
 
 
 def test_chunks_of_a_prompt_are_added_up_hop_by_hop() -> None:
-    assert sum_chunks([TIMES, TIMES]) == [HopTimes(0.002, 0.04, 0.0), HopTimes(0.004, 0.06, 0.0)]
-    assert sum_chunks([TIMES, TIMES[:1]]) == []
+    trace = begun()
+    trace.saw_step("prefill", tokens=900, total_s=0.2, local_s=0.0, chunks=[TIMES] * 3)
+    trace.saw_step("decode", tokens=1, total_s=0.1, local_s=0.0, chunks=[TIMES])
+    prefill = trace.steps[0]
+    assert prefill.chunks == 3
+    assert [hop.compute_s for hop in prefill.hops] == pytest.approx([0.06, 0.09])
+    assert [hop.send_s for hop in prefill.hops] == pytest.approx([0.009, 0.012])
+    trace.saw_step("prefill", tokens=900, total_s=0.2, local_s=0.0, chunks=[TIMES, TIMES[:1]])
+    assert trace.steps[-1].hops == ()
 
 
 def test_only_the_latest_answers_are_kept_newest_first() -> None:

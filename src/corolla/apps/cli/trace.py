@@ -39,7 +39,8 @@ def command(gateway: str, api_key: str | None, last: int, steps: int, as_json: b
     """Show where the time of a gateway's latest answers went.
 
     For each answer: its route and the runner-up, what a token cost on average, and a waterfall of its steps: each
-    hop's queue, compute and wire, and the gateway's own work. With API keys, a caller sees its own answers only.
+    hop's wire (half of the link's measured round trip), queue, compute and send, the gateway's own work, and the rest
+    that nobody can place. With API keys, a caller sees its own answers only.
     """
     traces = read_traces(gateway, api_key, last)
     if as_json:

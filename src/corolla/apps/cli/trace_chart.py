@@ -21,7 +21,10 @@ KINDS: Final = {
     "wire": ("·", "bright_black"),
     "queue": ("▒", "yellow"),
     "compute": ("█", "magenta"),
+    "send": ("▌", "blue"),
+    "rest": ("░", "bright_black"),
 }
+COLUMNS: Final = ("wire", "queue", "compute", "send")
 Part = tuple[str, float]
 """Kind and seconds."""
 
@@ -38,7 +41,7 @@ def print_traces(traces: Sequence[dict[str, Any]], *, max_steps: int, console: C
         for name, route in (("route", trace["route"]), ("runner-up", trace["runner_up"])):
             console.print(Text.assemble((f"  {name:<10}", "bright_black"), _route(route)))
         if mean := mean_of(trace):
-            console.print(_mean_table(trace, mean))
+            console.print(_mean_table(mean))
         if steps := trace["steps"][:max_steps]:
             console.print(_legend())
             print_steps(trace, steps, console)
@@ -59,11 +62,11 @@ def headline(trace: dict[str, Any]) -> Text:
 
 
 def parts_of(step: dict[str, Any]) -> list[Part]:
-    """A step's time in the order in which it passed."""
+    """A step's time in the order in which it passed; last what nobody can place."""
     parts: list[Part] = [("here", step["local_s"])]
     for hop in step["hops"]:
-        parts += [("wire", hop["wire_s"]), ("queue", hop["queue_s"]), ("compute", hop["compute_s"])]
-    return [*parts, ("wire", step["return_s"])]
+        parts += [(kind, hop[f"{kind}_s"] or 0.0) for kind in ("wire", "queue", "compute", "send")]
+    return [*parts, ("wire", step["return_s"] or 0.0), ("rest", step["rest_s"])]
 
 
 def bar(parts: Sequence[Part], total_s: float, full_s: float) -> Text:
@@ -94,40 +97,38 @@ def print_steps(trace: dict[str, Any], steps: Sequence[dict[str, Any]], console:
         console.print(line.append(bar(parts_of(step), step["total_s"], full_s[step["kind"]])))
 
 
-def mean_of(trace: dict[str, Any]) -> list[tuple[str, float, float, float]]:
-    """(server, wire, queue, compute) of the route in use, averaged over its decode steps; last the way back."""
+def mean_of(trace: dict[str, Any]) -> list[tuple[str, list[float]]]:
+    """(where, seconds by `COLUMNS`) of the route in use, averaged over its decode steps whose sending is known."""
     decode = [step for step in trace["steps"] if step["kind"] == "decode" and step["hops"]]
     same = [step for step in decode if step["route"] == decode[-1]["route"]]
+    same = [step for step in same if all(hop["send_s"] is not None for hop in step["hops"])] or same
     if not same:
         return []
 
-    def mean(seconds: Sequence[float]) -> float:
-        return sum(seconds) / len(same)
+    def mean(seconds: Sequence[float | None]) -> float:
+        return sum(second or 0.0 for second in seconds) / len(same)
 
     hops = trace["routes"][same[-1]["route"]]["hops"]
     rows = [
-        (
-            _server(hop),
-            mean([step["hops"][place]["wire_s"] for step in same]),
-            mean([step["hops"][place]["queue_s"] for step in same]),
-            mean([step["hops"][place]["compute_s"] for step in same]),
-        )
+        (_server(hop), [mean([step["hops"][place][f"{kind}_s"] for step in same]) for kind in COLUMNS])
         for place, hop in enumerate(hops)
     ]
-    here = ("here", 0.0, 0.0, mean([step["local_s"] for step in same]))
-    return [here, *rows, ("back", mean([step["return_s"] for step in same]), 0.0, 0.0)]
+    here = ("here", [0.0, 0.0, mean([step["local_s"] for step in same]), 0.0])
+    back = ("back", [mean([step["return_s"] for step in same]), 0.0, 0.0, 0.0])
+    rest = ("rest", [mean([step["rest_s"] for step in same]), 0.0, 0.0, 0.0])
+    return [here, *rows, back, rest]
 
 
-def _mean_table(trace: dict[str, Any], mean: Sequence[tuple[str, float, float, float]]) -> Table:
-    total_s = sum(sum(seconds) for _, *seconds in mean)
+def _mean_table(mean: Sequence[tuple[str, list[float]]]) -> Table:
+    total_s = sum(sum(seconds) for _, seconds in mean)
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("a token, on average", no_wrap=True)
-    for name in ("wire", "queue", "compute", "share"):
+    for name in (*COLUMNS, "share"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name, *seconds in mean:
+    for name, seconds in mean:
         share = f"{sum(seconds) / total_s:.0%}" if total_s else ""
         table.add_row(Text(name), *(_ms(second) if second else "" for second in seconds), share)
-    table.add_row("", "", "", Text(_ms(total_s), "bold"), "")
+    table.add_row("", "", "", "", Text(_ms(total_s), "bold"), "")
     return table
 
 

@@ -22,7 +22,7 @@ from corolla.apps.gateway.metrics import GatewayMetrics
 from corolla.apps.gateway.models import GatewayModel
 from corolla.apps.gateway.torch_thread import TorchThread
 from corolla.apps.gateway.traced_route import describe_route
-from corolla.apps.gateway.traces import AnswerTrace, sum_chunks
+from corolla.apps.gateway.traces import AnswerTrace
 from corolla.apps.gateway.writing import Piece, Wanted, Writing
 from corolla.client.chunks import cut_into_steps
 from corolla.client.session import RouteHop
@@ -107,18 +107,17 @@ class Generator:
             came = time.perf_counter()
             done = await self._torch.go_on(writing, stride, _joined(outputs))
             total_s = time.perf_counter() - began
-            if session.route != route:
+            if session.route != route or session.recoveries != recoveries:
                 route = session.route
                 self._trace_route(answer, lent)
             num_new = call.hidden.shape[1]
-            timings = session.timings if len(steps) == 1 else sum_chunks(session.chunk_timings)
             answer.trace.saw_step(
                 "prefill" if answer.completion_tokens == 0 else "decode",
-                tokens=num_new, total_s=total_s, local_s=total_s - (came - sent), timings=timings, chunks=len(steps),
+                tokens=num_new, total_s=total_s, local_s=total_s - (came - sent), chunks=session.chunk_timings,
             )  # fmt: skip
             self._metrics.saw_step(
-                answer.model.name, new_tokens=num_new, total_s=came - sent,
-                parts=[(timing.queue_s, timing.compute_s) for timing in timings],
+                answer.model.name, new_tokens=num_new, total_s=came - sent, timings=session.timings,
+                follows_decode=answer.trace.num_steps > 2,
             )  # fmt: skip
             self._metrics.saw_recoveries(answer.model.name, session.recoveries - recoveries)
             recoveries = session.recoveries

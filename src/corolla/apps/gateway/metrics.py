@@ -1,10 +1,12 @@
 """What a gateway counts, for Prometheus: names end in their unit, `_total` counts up, labels have few values."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from corolla.apps.gateway.traces import Timing
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -38,7 +40,7 @@ class GatewayMetrics:
             ["model"], registry=registry, buckets=SECONDS,
         )  # fmt: skip
         self.hop_s = Histogram(
-            "corolla_gateway_hop_seconds", "Of such a pass: waiting (queue) and computing at one server.",
+            "corolla_gateway_hop_seconds", "At one server: waiting (queue), computing, sending (of the pass before).",
             ["model", "part"], registry=registry, buckets=SECONDS,
         )  # fmt: skip
         self.first_token_s = Histogram(
@@ -58,14 +60,19 @@ class GatewayMetrics:
         """A count that somebody else keeps, read when it is asked for."""
         self.registry.register(_Total(f"corolla_gateway_{name}", text, read))
 
-    def saw_step(self, model: str, *, new_tokens: int, total_s: float, parts: list[tuple[float, float]]) -> None:
-        """A pass came round; `parts`: queue and compute seconds of each hop."""
+    def saw_step(
+        self, model: str, *, new_tokens: int, total_s: float, timings: Sequence[Timing], follows_decode: bool
+    ) -> None:
+        """A pass came round, with what each hop says of it, and of sending the one before: `follows_decode`, if that
+        was one of this answer's single tokens."""
         self.steps.labels(model).inc()
         if new_tokens == 1:
             self.step_s.labels(model).observe(total_s)
-            for queue_s, compute_s in parts:
-                self.hop_s.labels(model, "queue").observe(queue_s)
-                self.hop_s.labels(model, "compute").observe(compute_s)
+            for timing in timings:
+                self.hop_s.labels(model, "queue").observe(timing.queue_s)
+                self.hop_s.labels(model, "compute").observe(timing.compute_s)
+                if follows_decode:
+                    self.hop_s.labels(model, "send").observe(timing.send_s)
 
     def saw_recoveries(self, model: str, count: int) -> None:
         if count:

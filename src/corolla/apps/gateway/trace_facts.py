@@ -51,5 +51,9 @@ def _step_as_json(step: StepTrace) -> dict[str, Any]:
         "total_s": step.total_s,
         "local_s": step.local_s,
         "return_s": step.return_s,
-        "hops": [{"queue_s": hop.queue_s, "compute_s": hop.compute_s, "wire_s": hop.wire_s} for hop in step.hops],
+        "rest_s": step.rest_s,
+        "hops": [
+            {"queue_s": hop.queue_s, "compute_s": hop.compute_s, "send_s": hop.send_s, "wire_s": hop.wire_s}
+            for hop in step.hops
+        ],
     }

@@ -6,14 +6,14 @@ seconds. Memory is bounded: of a long answer the first steps and the latest ones
 
     trace = traces.begin(model="SmolLM2", owner=key_id)
     trace.took_route(describe_route(...))
-    trace.saw_step("prefill", tokens=41, total_s=0.21, local_s=0.01, timings=session.timings)
+    trace.saw_step("prefill", tokens=41, total_s=0.21, local_s=0.01, chunks=session.chunk_timings)
     trace.finish("stop")
 """
 
 import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
 from corolla.ids import PeerId
@@ -37,6 +37,9 @@ class Timing(Protocol):
     @property
     def compute_s(self) -> float: ...
 
+    @property
+    def send_s(self) -> float: ...
+
 
 @dataclass(frozen=True, slots=True)
 class TracedHop:
@@ -53,20 +56,23 @@ class TracedRoute:
     """A chain of servers, and what a decode step over it was expected to cost."""
 
     hops: tuple[TracedHop, ...]
-    links_s: tuple[float, ...]
-    """Expected one-way delays: to each hop, then back to us. Empty: nobody knows."""
+    links_s: tuple[float | None, ...]
+    """Half of each link's measured round trip: to each hop, then back to us. None: nobody has measured that link."""
     expected_s: float | None = None
     """Of one decode step; None: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class HopTimes:
-    """Seconds of one step at one hop: waiting for the device, computing, and travelling to this hop (a share of the
-    whole ring's travel: `split_wire`)."""
+    """Seconds of one step at one hop."""
 
     queue_s: float
+    """Waiting for the device."""
     compute_s: float
-    wire_s: float
+    send_s: float | None
+    """From the end of the compute until the network had the result. Told with the next step; None: there was none."""
+    wire_s: float | None
+    """Travel to this hop, by the link's measured round trip (`split_wire`); None: nobody has measured it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +91,10 @@ class StepTrace:
     total_s: float
     local_s: float
     """Of it here: embeddings, head, sampling."""
-    return_s: float
-    """From the last hop back to us."""
+    return_s: float | None
+    """From the last hop back to us, as `HopTimes.wire_s`."""
+    rest_s: float
+    """What nobody measured: travel beyond those round trips, and waiting in event loops and buffers."""
     hops: tuple[HopTimes, ...]
     """Of each hop of the route; empty when a server was lost during the step, so that nobody knows."""
 
@@ -115,6 +123,8 @@ class AnswerTrace:
     _first: list[StepTrace] = field(default_factory=list[StepTrace])
     _latest: deque[StepTrace] = field(default_factory=lambda: deque[StepTrace](maxlen=LATEST_STEPS))
     _route: int = 0
+    _has_new_route: bool = True
+    """What the next step says of the sending of the one before is of other servers, or of a replay."""
 
     @property
     def steps(self) -> list[StepTrace]:
@@ -139,6 +149,7 @@ class AnswerTrace:
 
     def took_route(self, route: TracedRoute, runner_up: TracedRoute | None = None) -> None:
         """The steps from here on go over these servers."""
+        self._has_new_route = True
         if not self.routes:
             self.runner_up = runner_up
         if route in self.routes:
@@ -151,21 +162,21 @@ class AnswerTrace:
             self._route = MAX_ROUTES - 1
 
     def saw_step(
-        self, kind: StepKind, *, tokens: int, total_s: float, local_s: float, timings: Sequence[Timing], chunks: int = 1
+        self, kind: StepKind, *, tokens: int, total_s: float, local_s: float, chunks: Sequence[Sequence[Timing]]
     ) -> None:
-        """A step came round. `timings`: of each hop in order (`sum_chunks`, where a prompt went in several)."""
+        """A step came round. `chunks`: the timings of each hop in order, for each piece that it went in."""
         assert self.routes, "steps go over a route"
-        route = self.routes[self._route]
-        if len(timings) != len(route.hops):
-            timings = ()  # a server was lost on the way, and with it who took how long
-        hops_s = sum(timing.queue_s + timing.compute_s for timing in timings)
-        wire_s = split_wire(total_s - local_s - hops_s, len(timings), route)
-        hops = tuple(
-            HopTimes(timing.queue_s, timing.compute_s, travel_s)
-            for timing, travel_s in zip(timings, wire_s[:-1], strict=True)
-        )
-        step = StepTrace(kind, tokens, chunks, self._route, self.elapsed_s, total_s, local_s, wire_s[-1], hops)
-        (self._first if len(self._first) < FIRST_STEPS else self._latest).append(step)
+        route, num_chunks = self.routes[self._route], max(1, len(chunks))
+        if any(len(timings) != len(route.hops) for timings in chunks):
+            chunks = ()  # a server was lost on the way, and with it who took how long
+        if chunks and not self._has_new_route:
+            self._settle([timing.send_s for timing in chunks[0]])
+        self._has_new_route = False
+        step = StepTrace(
+            kind, tokens, num_chunks, self._route, self.elapsed_s, total_s, local_s,
+            return_s=None, rest_s=0.0, hops=tuple(map(_summed, zip(*chunks, strict=True))),
+        )  # fmt: skip
+        (self._first if len(self._first) < FIRST_STEPS else self._latest).append(split_wire(step, route))
         self.num_steps += 1
         self.elapsed_s += total_s
         if kind == "decode":
@@ -176,28 +187,51 @@ class AnswerTrace:
         if self.first_token_s is None:
             self.first_token_s = self.elapsed_s
 
+    def _settle(self, sends_s: Sequence[float]) -> None:
+        """Now it is known how long the step before took to get away from each hop."""
+        kept = self._latest or self._first
+        if not kept or not kept[-1].hops:
+            return
+        hops = tuple(
+            replace(hop, send_s=send_s + (hop.send_s or 0.0))
+            for hop, send_s in zip(kept[-1].hops, sends_s, strict=True)
+        )
+        kept[-1] = split_wire(replace(kept[-1], hops=hops), self.routes[self._route])
+
     def finish(self, reason: str) -> None:
         """Nothing more comes: `stop`, `length`, `cancelled`, `error` …"""
         self.finish_reason = reason
 
 
-def split_wire(wire_s: float, num_hops: int, route: TracedRoute) -> list[float]:
-    """What a step spent between machines, as a share for each link: to every hop, then back.
+def split_wire(step: StepTrace, route: TracedRoute) -> StepTrace:
+    """The step with what it spent between machines placed on the links, as far as anybody can say.
 
-    Servers' clocks are not compared, so only the sum is measured; round trips known before say how it was shared.
+    Clocks of different machines are not compared: of a single step only the whole ring's travel is known. Each link is
+    given half of its measured round trip, less where that is more than was spent; what is left is `rest_s`.
     """
-    num_links, wire_s = num_hops + 1, max(0.0, wire_s)
-    known = route.links_s if len(route.links_s) == num_links and sum(route.links_s) > 0 else (1.0,) * num_links
-    return [wire_s * link_s / sum(known) for link_s in known]
+    there_s = sum(hop.queue_s + hop.compute_s + (hop.send_s or 0.0) for hop in step.hops)
+    spent_s = max(0.0, step.total_s - step.local_s - there_s)
+    links_s = route.links_s if step.hops and route.links_s else (None,) * (len(step.hops) + 1)
+    measured_s = sum(link_s or 0.0 for link_s in links_s)
+    share = min(1.0, spent_s / measured_s) if measured_s > 0 else 1.0
+    wires_s = [None if link_s is None else share * link_s for link_s in links_s]
+    return replace(
+        step,
+        hops=tuple(replace(hop, wire_s=wire_s) for hop, wire_s in zip(step.hops, wires_s[:-1], strict=True)),
+        return_s=wires_s[-1],
+        rest_s=max(0.0, spent_s - share * measured_s),
+    )
 
 
-def sum_chunks(chunks: Sequence[Sequence[Timing]]) -> list[HopTimes]:
-    """Each hop's times over all chunks of a prompt, which pass the hops one behind the other."""
-    if len({len(chunk) for chunk in chunks}) != 1:
-        return []  # the route changed between them
-    return [
-        HopTimes(sum(t.queue_s for t in hop), sum(t.compute_s for t in hop), 0.0) for hop in zip(*chunks, strict=True)
-    ]
+def _summed(chunks: Sequence[Timing]) -> HopTimes:
+    """One hop's times over all chunks of a prompt, which pass the hops one behind the other."""
+    sends_s = [timing.send_s for timing in chunks[1:]]  # each tells of the one before it
+    return HopTimes(
+        sum(timing.queue_s for timing in chunks),
+        sum(timing.compute_s for timing in chunks),
+        sum(sends_s) if sends_s else None,
+        None,
+    )
 
 
 class TraceStore:

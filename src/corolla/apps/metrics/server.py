@@ -43,6 +43,10 @@ class ServerMetrics:
             "corolla_server_compute_seconds", "How long the blocks took for a step.",
             ["kind"], registry=self.registry, buckets=SECONDS,
         )  # fmt: skip
+        self._send_s = Histogram(
+            "corolla_server_send_seconds", "From the end of a step's compute until the network had its result.",
+            ["kind"], registry=self.registry, buckets=SECONDS,
+        )  # fmt: skip
         self.registry.register(self)
 
     def saw_step(self, job: StepJob) -> None:
@@ -52,6 +56,7 @@ class ServerMetrics:
         self._tokens.labels(kind).inc(job.new_tokens * job.step.hidden.shape[0])
         self._queue_s.labels(kind).observe(job.queue_s)
         self._compute_s.labels(kind).observe(job.compute_s)
+        self._send_s.labels(kind).observe(job.send_s)
 
     def collect(self) -> Iterable[Metric]:
         """What the server holds now, and what it has counted itself."""

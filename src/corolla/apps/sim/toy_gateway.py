@@ -31,13 +31,14 @@ from corolla.apps.gateway.observer import Observer, ObserverConfig
 from corolla.apps.gateway.pages import page_routes
 from corolla.apps.gateway.state import state_routes
 from corolla.apps.gateway.traced_route import describe_route
-from corolla.apps.gateway.traces import AnswerTrace, HopTimes, StepKind, TraceStore
+from corolla.apps.gateway.traces import AnswerTrace, StepKind, TraceStore
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.client.session import RouteHop
 from corolla.client.swarm import Swarm
 from corolla.errors import NoRoute
 from corolla.swarm.announcement import ModelEntry
 from corolla.swarm.cost import CostModel
+from corolla.wire.messages import HopTiming
 
 HELLO = "Hello from **the swarm**."
 NUM_BLOCKS = 30
@@ -192,13 +193,18 @@ class ToyGateway:
         assert trace.route is not None
         block_s = 0.006 if is_first else 0.001
         times = [
-            HopTimes(self._rng.expovariate(300), block_s * (hop.end - hop.start) * self._rng.uniform(0.9, 1.3), 0.0)
+            HopTiming(
+                self._rng.expovariate(300),
+                block_s * (hop.end - hop.start) * self._rng.uniform(0.9, 1.3),
+                self._rng.uniform(0.0004, 0.0012),
+            )
             for hop in trace.route.hops
         ]
-        total_s = 0.004 + sum(time.queue_s + time.compute_s for time in times) + self._rng.uniform(0.02, 0.04)
+        at_hops_s = sum(time.queue_s + time.compute_s + time.send_s for time in times)
+        total_s = 0.004 + at_hops_s + self._rng.uniform(0.02, 0.04)
         tokens = PROMPT_TOKENS if is_first else 1
         kind: StepKind = "prefill" if is_first else "decode"
-        trace.saw_step(kind, tokens=tokens, total_s=total_s, local_s=0.004, timings=times)
+        trace.saw_step(kind, tokens=tokens, total_s=total_s, local_s=0.004, chunks=[times])
 
 
 def _note(trace: AnswerTrace) -> dict[str, Any]:

@@ -100,6 +100,8 @@ function verdictOn(trace, mean, route) {
   const said = {
     local: `most of it, ${share}, is this gateway's own work: embeddings, head and sampling.`,
     wire: `most of it, ${share}, is travel between machines.`,
+    send: `most of it, ${share}, is servers sending what they computed${several ? `, longest at ${name}` : ""}.`,
+    rest: `most of it, ${share}, is beyond what anybody measured: slower links than their round trips say, or busy machines.`,
     queue: `most of it, ${share}, is waiting for busy servers${several ? `, longest at ${name}` : ""}.`,
     compute: `most of it, ${share}, is computing${several ? `, longest on ${name}` : ` on ${name}`}.`,
   };

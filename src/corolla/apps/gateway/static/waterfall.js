@@ -3,32 +3,40 @@
 import { el } from "./dom.js";
 import { ms, serverName } from "./format.js";
 
-const NAMES = { local: "here", wire: "on the wire", queue: "queue", compute: "compute" };
+const NAMES = { local: "here", wire: "on the wire", queue: "queue", compute: "compute", send: "send", rest: "rest" };
 
-/** A step in the order in which its time passed: `{ kind, what, seconds }`. */
+/** A step in the order in which its time passed: `{ kind, what, seconds }`; last what nobody can place. */
 export function partsOf(step, route) {
   const hops = step.hops.flatMap((hop, place) => {
     const name = serverName(route.hops[place] ?? { peer: "?" });
     return [
-      { kind: "wire", what: `to ${name}`, seconds: hop.wire_s },
+      { kind: "wire", what: `to ${name}`, seconds: hop.wire_s ?? 0 },
       { kind: "queue", what: `queue at ${name}`, seconds: hop.queue_s },
       { kind: "compute", what: `${name} computes`, seconds: hop.compute_s },
+      { kind: "send", what: `${name} sends`, seconds: hop.send_s ?? 0 },
     ];
   });
-  const back = step.hops.length ? `back from ${serverName(route.hops.at(-1))}` : "servers and travel";
-  return [{ kind: "local", what: "here", seconds: step.local_s }, ...hops, { kind: "wire", what: back, seconds: step.return_s }];
+  const back = step.hops.length ? [{ kind: "wire", what: `back from ${serverName(route.hops.at(-1))}`, seconds: step.return_s ?? 0 }] : [];
+  const rest = { kind: "rest", what: restName(step), seconds: step.rest_s };
+  return [{ kind: "local", what: "here", seconds: step.local_s }, ...hops, ...back, rest];
 }
 
-/** The mean of steps over the same route, as a step. */
-export function meanOf(steps) {
-  const mean = (pick) => steps.reduce((sum, step) => sum + pick(step), 0) / steps.length;
+const restName = (step) => (step.hops.length ? "rest" : "servers and travel");
+
+/** The mean of steps over the same route, as a step: of those whose sending is known, if there are any. */
+export function meanOf(all) {
+  const told = all.filter((step) => step.hops.every((hop) => hop.send_s !== null));
+  const steps = told.length ? told : all;
+  const mean = (pick) => steps.reduce((sum, step) => sum + (pick(step) ?? 0), 0) / steps.length;
   return {
     local_s: mean((step) => step.local_s),
     return_s: mean((step) => step.return_s),
+    rest_s: mean((step) => step.rest_s),
     total_s: mean((step) => step.total_s),
     hops: steps[0].hops.map((_, place) => ({
       queue_s: mean((step) => step.hops[place].queue_s),
       compute_s: mean((step) => step.hops[place].compute_s),
+      send_s: mean((step) => step.hops[place].send_s),
       wire_s: mean((step) => step.hops[place].wire_s),
     })),
   };
@@ -36,7 +44,7 @@ export function meanOf(steps) {
 
 /** Seconds by kind. */
 export function byKind(parts) {
-  const sums = { local: 0, wire: 0, queue: 0, compute: 0 };
+  const sums = Object.fromEntries(Object.keys(NAMES).map((kind) => [kind, 0]));
   for (const { kind, seconds } of parts) sums[kind] += seconds;
   return sums;
 }
@@ -66,14 +74,18 @@ export function fullSecondsOf(steps) {
 
 /** Every number of one step. */
 export function stepTable(step, route) {
-  const row = (name, ...seconds) => el("tr", {}, el("th", { scope: "row" }, name), ...seconds.map((one) => el("td", {}, one === null ? "" : ms(one))));
-  const head = el("tr", {}, ...["where", NAMES.wire, NAMES.queue, NAMES.compute].map((name) => el("th", { scope: "col" }, name)));
-  const hops = step.hops.map((hop, place) => row(serverName(route.hops[place]), hop.wire_s, hop.queue_s, hop.compute_s));
+  const cell = (seconds) => el("td", {}, seconds === undefined ? "" : ms(seconds));
+  const row = (name, ...seconds) => el("tr", {}, el("th", { scope: "row" }, name), ...seconds.map(cell));
+  const head = el("tr", {}, ...["where", NAMES.wire, NAMES.queue, NAMES.compute, NAMES.send].map((name) => el("th", { scope: "col" }, name)));
+  const hops = step.hops.map((hop, place) => row(serverName(route.hops[place]), hop.wire_s, hop.queue_s, hop.compute_s, hop.send_s));
+  const nothing = undefined;
+  const ends = [row(restName(step), step.rest_s, nothing, nothing, nothing)];
+  if (step.hops.length) ends.unshift(row("back", step.return_s, nothing, nothing, nothing));
   const table = el(
     "table",
     {},
     el("thead", {}, head),
-    el("tbody", {}, row("here", null, null, step.local_s), ...hops, row(step.hops.length ? "back" : "servers and travel", step.return_s, null, null)),
+    el("tbody", {}, row("here", nothing, nothing, step.local_s, nothing), ...hops, ...ends),
   );
   return el("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Times of this step" }, table);
 }
