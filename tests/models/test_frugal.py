@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
-from corolla.models.frugal import give_back_freed
+from corolla.models.frugal import give_back_freed, give_back_library_pages
 
 LATER = """
 import sys
@@ -30,3 +32,25 @@ def test_scipy_is_imported_by_what_needs_it_and_not_before() -> None:
 
 def test_giving_back_memory_works_on_every_system() -> None:
     give_back_freed()
+
+
+def resident_kb_of(library: str) -> int:
+    """Kilobytes of a library's code in this process's memory."""
+    is_it, resident_kb = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line[0].isdigit() or line[0] in "abcdef":
+            is_it = library in line and " r-xp " in line
+        elif is_it and line.startswith("Rss:"):
+            resident_kb += int(line.split()[1])
+    return resident_kb
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_code_that_only_the_import_touched_leaves_memory_and_what_is_called_comes_back() -> None:
+    numbers = torch.linspace(0, 1, 4096).reshape(64, 64)
+    expected = numbers @ numbers
+    before = resident_kb_of("libtorch_cpu")
+    give_back_library_pages()
+    after = resident_kb_of("libtorch_cpu")
+    assert after < before / 2, f"{before} kB of torch's code were in memory, {after} kB still are"
+    assert torch.equal(numbers @ numbers, expected)

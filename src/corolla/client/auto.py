@@ -16,7 +16,7 @@ from corolla.client.connection import Connection
 from corolla.client.lists import read_lists
 from corolla.errors import BadInput
 from corolla.models.disk_cache import Say
-from corolla.models.frugal import give_back_freed, import_modeling
+from corolla.models.frugal import give_back_freed, give_back_library_pages, import_modeling
 from corolla.models.source import open_model_source
 from corolla.models.source_options import SourceOptions
 from corolla.models.transfer import Progress, TellSometimes
@@ -96,6 +96,7 @@ class AutoDistributedModelForCausalLM:
 
             model = load_distributed_model(checkpoint, connection, dtype=dtype, model_name=model_name)
             give_back_freed()
+            give_back_library_pages()
             return model
         except BaseException:
             connection.close()
