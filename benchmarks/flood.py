@@ -3,9 +3,12 @@
     python benchmarks/flood.py [SECONDS]
 
 Each flood is a process of its own and takes all that the server gives it, for so many seconds (10), with as long a
-pause before it. Printed is the client's mean step before and during it: all of it, and what the server alone took
-(waiting and computing). On a machine of few cores the flooder also takes the client's own compute, so the second
-figure is the one that caps and scheduling answer for.
+pause before it; measuring begins a few seconds after it, when a flood that is cut off has been. Printed is the client's
+mean step before and during it: all of it, and what the server alone took (waiting and computing).
+
+A flooder is another machine: here it and its libp2p daemon have the last core to themselves, and the server, its
+daemon and the decoding client share the others, before and during the flood. (On one core, or where processes cannot
+be kept to some, everybody shares, and the flooder also takes the client's compute.)
 """
 
 import asyncio
@@ -39,6 +42,8 @@ from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
 HIDDEN: Final = 512
 SESSION_TOKENS: Final = 500
 LONG_PROMPT: Final = 2048
+
+SETTLES_S: Final = 4.0
 
 done: Final = Counter[str]()
 """Of a flooding process: steps, sessions, streams."""
@@ -162,10 +167,13 @@ async def compare(address: str, seconds: float) -> None:
         for kind in FLOODS:
             before = await measure(swarm, seconds)
             async with flooded(kind, address) as counts:
-                await measure(swarm, 2)
+                await measure(swarm, SETTLES_S)
                 during = await measure(swarm, seconds)
             print(f"{kind:8} {told(before[0], during[0])}   at the server {told(before[1], during[1])}", flush=True)
-            print(f"         it got {max(counts) / (seconds + 2):.1f} steps, sessions or streams a second", flush=True)
+            print(
+                f"         it got {max(counts) / (seconds + SETTLES_S):.1f} steps, sessions or streams a second",
+                flush=True,
+            )
 
 
 @asynccontextmanager
@@ -177,6 +185,7 @@ async def flooded(kind: str, address: str) -> AsyncIterator[list[int]]:
         stdout=asyncio.subprocess.PIPE, env={**os.environ, **ONE_THREAD},
     )  # fmt: skip
     try:
+        keep_to(CORES[-1:], process.pid)
         assert process.stdout is not None
         counts.append(int(await process.stdout.readline()))
         yield counts
@@ -198,11 +207,21 @@ def served_model() -> ServedModel:
     return MODEL
 
 
+CORES: Final = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def keep_to(cores: list[int], process: int = 0) -> None:
+    """A process (this one), and all that it starts from now on."""
+    if len(CORES) > 1:
+        os.sched_setaffinity(process, cores)
+
+
 def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     if arguments[:1] == ["--flood"]:
         asyncio.run(run_flood(arguments[1], arguments[2]))
         return
+    keep_to(CORES[:-1])
     print(f"one flooding client beside a decoding one, on a server of S\n{describe_setup()}")
     with Processes(ONE_THREAD) as processes:
         [chain] = start_chains(processes, Path(model_s()), [1])

@@ -54,6 +54,8 @@ class FakeStream:
     def resume_reading(self) -> None:
         self.is_paused = False
 
+    def report_nonsense(self) -> None: ...
+
     def close(self) -> None:
         self.end("closed here")
 

@@ -17,6 +17,7 @@ import pytest
 from corolla.errors import HopFailed, NoPeers
 from corolla.net.gate import HANDSHAKE_TIMEOUT_S, GateConfig
 from corolla.net.libp2p.config import NetworkConfig
+from corolla.net.libp2p.stream import SocketStream
 from corolla.net.libp2p.transport import Libp2pTransport, open_transport
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport, identity_of
@@ -92,7 +93,8 @@ class Libp2pLab:
 
     async def raw_stream(self, attacker: Transport, victim: Transport) -> ByteStream:
         assert isinstance(attacker, Libp2pTransport)
-        return attacker._adopt(await attacker._control.open_stream(victim.peer, PROTOCOL, SOON_S))
+        raw = await attacker._control.open_stream(victim.peer, PROTOCOL, SOON_S)
+        return attacker._hold(SocketStream(raw, attacker._forget))
 
 
 def run_in_memory(scenario: Scenario) -> None:

@@ -5,6 +5,7 @@ one implementation; peers have names, and a name that comes back has the same id
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ import pytest
 
 from corolla.errors import BadInput, HopFailed, NoPeers
 from corolla.ids import PeerId
+from corolla.net.channel import Channel
 from corolla.net.groups import group_of
 from corolla.net.identity import Identity
 from corolla.net.libp2p.config import NetworkConfig
@@ -32,6 +34,8 @@ from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport, identity_of
 from corolla.net.records import MAX_LIFETIME_S, sign_record
 from corolla.net.streams import ByteStream, Transport
+from corolla.wire.frames import frame_message
+from corolla.wire.messages import Heartbeat
 
 PROTOCOL = "/corolla/test/1"
 KEY = "corolla/1/test"
@@ -500,6 +504,56 @@ async def test_after_losing_all_peers_a_peer_rejoins_by_itself(lab: Lab) -> None
         return any(record.value == b"still here" for record in await newcomer.records.get(KEY))
 
     await eventually(newcomer_sees_the_record, within_s=60)
+
+
+# Floods
+
+
+async def serve_messages(transport: Transport) -> list[Channel]:
+    """Take streams of `PROTOCOL` as servers do: whoever sends no message on one is found out by its first bytes."""
+    taken: list[Channel] = []
+
+    def accept(stream: ByteStream) -> None:
+        taken.append(Channel(stream, we_dialed=False, on_message=lambda _: None, on_closed=lambda _: None))
+
+    await transport.serve(PROTOCOL, accept)
+    return taken
+
+
+@seam
+async def test_who_sends_noise_on_stream_after_stream_is_cut_off_and_a_busy_client_is_not(lab: Lab) -> None:
+    a, b, mallory = await lab.peer("a"), await lab.peer("b"), await lab.peer("mallory")
+    taken = await serve_messages(b)
+    for peer in (a, mallory):
+        await peer.join(b.addresses, timeout_s=SOON_S)
+    num_needed = 132  # at once, by a client: 64 sessions with two each, and control (`tests/server/test_admission.py`)
+    honest = [Ear(await a.dial(b.peer, PROTOCOL, timeout_s=SOON_S)) for _ in range(num_needed)]
+    waiting = Ear(await mallory.dial(b.peer, PROTOCOL, timeout_s=SOON_S))
+    for ear in (*honest, waiting):
+        ear.stream.write([b"".join(frame_message(Heartbeat(nonce=1)))])
+    await eventually(lambda: returns(len(taken) == num_needed + 1), SOON_S)
+    noise = random.Random(1).randbytes(20_000)
+
+    async def throw() -> None:
+        with contextlib.suppress(HopFailed):  # it is cut off
+            Ear(await mallory.dial(b.peer, PROTOCOL, timeout_s=SOON_S)).stream.write([noise])
+
+    for _ in range(40):
+        await asyncio.gather(*(throw() for _ in range(20)))
+        if waiting.reasons:
+            break
+    await waiting.until_closed()
+    num_taken = len(taken)
+    await throw()
+    await asyncio.sleep(0.2)
+    assert len(taken) == num_taken
+    assert not any(ear.reasons for ear in honest)
+    Ear(await a.dial(b.peer, PROTOCOL, timeout_s=SOON_S)).stream.write([b"".join(frame_message(Heartbeat(nonce=2)))])
+    await eventually(lambda: returns(len(taken) > num_taken), SOON_S)
+
+
+async def returns(value: bool) -> bool:
+    return value
 
 
 # Records

@@ -8,7 +8,10 @@ from corolla.errors import BadInput, Overloaded
 from corolla.ids import PeerId
 from corolla.net.buckets import Buckets, Rate
 from corolla.net.groups import group_of
+from corolla.net.guard import StreamGuard, StreamLimits
 from corolla.server.admission import Admission, AdmissionLimits, Cap, Guest
+from corolla.server.config import SessionLimits
+from corolla.server.control import MAX_CONTROL_STREAMS_PER_PEER
 
 LIMITS = AdmissionLimits(
     peer_opens=Rate(per_s=1, burst=2),
@@ -150,3 +153,20 @@ def test_limits_that_make_no_sense_are_refused() -> None:
     for wrong in (lambda: Rate(0, 1), lambda: Rate(1, 0.5), lambda: Cap(2, 1, 3), lambda: AdmissionLimits(reserved=1)):
         with pytest.raises(BadInput):
             wrong()
+
+
+def test_nobody_who_keeps_to_the_caps_meets_the_bounds_on_streams() -> None:
+    """`net/guard.py` knows nothing of sessions; its defaults must leave room for all that a server grants."""
+    streams, caps, limits = StreamLimits(), AdmissionLimits(), SessionLimits()
+    clients_most = 2 * limits.max_sessions_per_peer + MAX_CONTROL_STREAMS_PER_PEER  # of the route before, and the new
+    server_before_most = 2 * limits.max_sessions  # it pushes for everybody, and all may be re-routed at once
+    pings = 12
+    assert max(clients_most, server_before_most) + pings <= streams.peer.burst
+    assert caps.peer_opens.per_s * 2 <= streams.peer.per_s
+    assert caps.group_opens.per_s <= streams.peer.per_s  # a server before us passes on what an address opens
+    assert 4 * streams.peer.burst <= streams.group.burst
+    assert 2 * caps.group_opens.per_s <= streams.group.per_s
+    guard = StreamGuard()
+    for number in range(clients_most + server_before_most):
+        peer = PeerId("server before" if number < server_before_most else "client")
+        assert guard.judge(peer, "192.0.2.1", 0.0) == "take"

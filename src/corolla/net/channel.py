@@ -135,6 +135,8 @@ class Channel:
                 if not self._is_open:
                     return
         except (RemoteProtocolError, Unsupported) as error:
+            if not self._we_dialed:
+                self._stream.report_nonsense()
             self._end(error)
         except Exception:
             log.exception("message handler failed", extra={"peer": self.peer})

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 """How long a listener waits for a dialer's proof."""
 MAX_UNPROVEN: Final = 256
-"""Streams that are waiting for a proof; one more closes the oldest. Honest ones take a round trip."""
+"""Streams that are waiting for a proof; one more closes an older one. Honest ones take a round trip."""
 
 MAX_KEYS: Final = 4
 
@@ -105,7 +105,7 @@ class Gate:
     def let_in(self, stream: ByteStream, protocol: str, accept: Accept) -> None:
         """Give a stream that came in to `accept`, once its dialer has proven the key; else close it."""
         if not self.config.allows(stream.peer):
-            self._refuse(stream, "not on the list")
+            self._refuse(stream, "not on the list", is_nonsense=True)
         elif not self.config.is_private:
             accept(stream)
         else:
@@ -130,7 +130,7 @@ class Gate:
         except TimeoutError:
             self._refuse(gated, "no proof in time")
         except _NotProven as fault:
-            self._refuse(gated, str(fault))
+            self._refuse(gated, str(fault), is_nonsense=True)
         except asyncio.CancelledError:
             gated.close()
             raise
@@ -165,12 +165,17 @@ class Gate:
         gated.let_through()
 
     def _drop_oldest(self) -> None:
-        oldest = next(iter(self._waiting))
+        """Of the peer of whose streams most wait: those of others are there for a round trip, whatever it does."""
+        waiting = Counter(gated.peer for gated in self._waiting.values())
+        [(peer, _)] = waiting.most_common(1)
+        oldest = next(task for task, gated in self._waiting.items() if gated.peer == peer)
         self._refuse(self._waiting.pop(oldest), "too many wait")
         oldest.cancel()
 
-    def _refuse(self, stream: ByteStream, reason: str) -> None:
+    def _refuse(self, stream: ByteStream, reason: str, *, is_nonsense: bool = False) -> None:
         self.refused[reason] += 1
+        if is_nonsense:
+            stream.report_nonsense()
         log.debug("stream refused", extra={"peer": short(stream.peer), "reason": reason})
         stream.close()
 
@@ -218,6 +223,9 @@ class GatedStream:
 
     def write(self, parts: Sequence[Buffer]) -> None:
         self._stream.write(parts)
+
+    def report_nonsense(self) -> None:
+        self._stream.report_nonsense()
 
     def close(self) -> None:
         self._early.clear()

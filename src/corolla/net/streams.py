@@ -6,6 +6,7 @@
 Rules every implementation keeps:
 - A stream never loses or reorders bytes: it delivers, or it ends.
 - `peer` is authenticated by the transport.
+- A peer that opens streams too fast gets none through, and is cut off if it goes on (`net/guard.py`).
 - `on_bytes` and `on_closed` run on the event loop; `on_closed` runs once, last, also after our own `close`.
 - Nothing is contacted but the peers named by the user and the peers met through them.
 """
@@ -47,6 +48,11 @@ class ByteStream(Protocol):
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
+
+    def report_nonsense(self) -> None:
+        """What came on this stream, which the peer opened, is none of its protocol: that counts against the peer, and
+        too much of it ends the connection (`net/guard.py`)."""
+        ...
 
     def close(self) -> None:
         """End both directions at once; what was not sent is lost. May be called twice."""

@@ -144,7 +144,8 @@ def command(
     if max_session_tokens is not None:
         config = replace(config, limits=replace(config.limits, max_session_tokens=max_session_tokens))
     network = server_network(listen=listen, announce=announce, identity=identity)
-    config = replace(config, listed=(load_allowed(reserve_for) or frozenset()) | (network.gate.allowed or frozenset()))
+    listed = (load_allowed(reserve_for) or frozenset()) | (network.gate.allowed or frozenset())
+    config, network = replace(config, listed=listed), replace(network, listed=listed)
     for finding in examine_machine(*chosen_gate_files(), identity=identity):
         tell_finding(finding)
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from corolla.clock import WallClock, wall_time
 from corolla.errors import BadInput
+from corolla.ids import PeerId
 from corolla.net.gate import GateConfig
+from corolla.net.guard import StreamLimits
 from corolla.net.identity import Identity
 from corolla.net.libp2p.addresses import HostPort, parse_host_port
 
@@ -28,6 +30,9 @@ class NetworkConfig:
     """Where sockets go; None: a per-user directory among the system's temporary files."""
     gate: GateConfig = field(default=GateConfig())
     """Swarm keys and the list of allowed peers; the default is an open swarm."""
+    listed: frozenset[PeerId] = frozenset()
+    """Peers whose streams are taken whatever others of their address do (`net/guard.py`)."""
+    stream_limits: StreamLimits = field(default=StreamLimits())
     wall_clock: WallClock = field(default=wall_time)
 
     def __post_init__(self) -> None:

@@ -76,6 +76,12 @@ class Control:
         groups = ((peer.id, group_of(ip_of(address))) for peer in peers for address in peer.addrs)
         return {peer_id_from_bytes(peer): group for peer, group in groups if group is not None}
 
+    async def disconnect(self, peer: PeerId) -> None:
+        """End all connections to a peer, and every stream on them. It may come back."""
+        request = _request("DISCONNECT")
+        request.disconnect.peer = peer_id_bytes(peer)
+        await self._ask(request)
+
     async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float) -> RawStream:
         """Dial. Raises DaemonRefused when the peer cannot be reached or does not know the protocol."""
         request = _request("STREAM_OPEN")
@@ -126,10 +132,16 @@ class Control:
         return sock, answer, early
 
 
-async def read_introduction(sock: socket.socket) -> RawStream:
-    """An incoming stream, after the daemon has said whose it is. The caller closes `sock` when this fails."""
-    raw, early = await _read_framed(sock)
-    info = hivemind().p2pd_pb2.StreamInfo.FromString(raw)
+def split_introduction(sock: socket.socket, heard: bytes) -> RawStream | None:
+    """An incoming stream, once all that the daemon says first is there. Raises RemoteProtocolError, ValueError."""
+    frame = _split_frame(heard)
+    if frame is None:
+        return None
+    raw, early = frame
+    try:
+        info = hivemind().p2pd_pb2.StreamInfo.FromString(raw)
+    except hivemind().call_errors as fault:
+        raise RemoteProtocolError("the daemon introduced a stream in words that are none") from fault
     return RawStream(sock, peer_id_from_bytes(info.peer), str(info.proto), early, ip_of(info.addr))
 
 

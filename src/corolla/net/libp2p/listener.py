@@ -1,4 +1,7 @@
-"""Incoming streams: the daemon connects to one unix socket of ours and first says whose stream it is."""
+"""Incoming streams: the daemon connects to one unix socket of ours and first says whose stream it is.
+
+No task and no timer of its own for each: this is what a flood of streams costs at least.
+"""
 
 import asyncio
 import logging
@@ -8,14 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from corolla.errors import SwarmError
-from corolla.net.libp2p.control import RawStream, read_introduction
+from corolla.clock import loop_time
+from corolla.errors import RemoteProtocolError
+from corolla.net.libp2p.control import RawStream, split_introduction
 
 log = logging.getLogger(__name__)
 
 INTRODUCTION_TIMEOUT_S: Final = 5.0
 MAX_UNINTRODUCED: Final = 256
 PAUSE_S: Final = 1.0
+_INTRODUCTION_BYTES: Final = 512
+"""One has a hundred; what is beyond it stays in the system's hands until somebody wants it."""
 
 
 class Listener:
@@ -25,7 +31,9 @@ class Listener:
         self.path = path
         self._on_stream = on_stream
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._introductions: set[asyncio.Task[None]] = set()
+        self._unintroduced: dict[socket.socket, tuple[bytes, float]] = {}
+        """What each has said so far, and until when it may say the rest; the oldest first."""
+        self._sweeping: asyncio.TimerHandle | None = None
         self._resuming: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
@@ -38,13 +46,13 @@ class Listener:
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._resuming is not None:
-            self._resuming.cancel()
+        for timer in (self._resuming, self._sweeping):
+            if timer is not None:
+                timer.cancel()
         asyncio.get_running_loop().remove_reader(self._sock)
         self._sock.close()
-        for introduction in self._introductions:
-            introduction.cancel()
-        await asyncio.gather(*self._introductions, return_exceptions=True)
+        for sock in list(self._unintroduced):
+            self._drop(sock, "closed by us")
 
     def _accept(self) -> None:
         try:
@@ -54,13 +62,14 @@ class Listener:
         except OSError as fault:
             self._pause(fault)
             return
-        if len(self._introductions) >= MAX_UNINTRODUCED:
+        if len(self._unintroduced) >= MAX_UNINTRODUCED:
             sock.close()
             return
         sock.setblocking(False)
-        task = asyncio.ensure_future(self._introduce(sock))
-        self._introductions.add(task)
-        task.add_done_callback(self._introductions.discard)
+        self._unintroduced[sock] = b"", loop_time() + INTRODUCTION_TIMEOUT_S
+        asyncio.get_running_loop().add_reader(sock, self._read, sock)
+        if self._sweeping is None:
+            self._sweep()
 
     def _pause(self, fault: OSError) -> None:
         """Out of descriptors, most likely: trying again at once would only keep the loop busy."""
@@ -69,15 +78,43 @@ class Listener:
         loop.remove_reader(self._sock)
         self._resuming = loop.call_later(PAUSE_S, loop.add_reader, self._sock, self._accept)
 
-    async def _introduce(self, sock: socket.socket) -> None:
+    def _read(self, sock: socket.socket) -> None:
         try:
-            async with asyncio.timeout(INTRODUCTION_TIMEOUT_S):
-                raw = await read_introduction(sock)
-        except (TimeoutError, OSError, SwarmError, ValueError) as fault:
-            log.debug("a stream came without introduction", extra={"fault": str(fault)})
-            sock.close()
-        except BaseException:
-            sock.close()
-            raise
-        else:
+            more = sock.recv(_INTRODUCTION_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as fault:
+            self._drop(sock, fault.strerror or str(fault))
+            return
+        heard, until = self._unintroduced[sock]
+        try:
+            raw = split_introduction(sock, heard + more) if more else None
+        except (RemoteProtocolError, ValueError) as fault:
+            self._drop(sock, str(fault))
+            return
+        if raw is not None:
+            self._forget(sock)
             self._on_stream(raw)
+        elif not more or len(heard) + len(more) > _INTRODUCTION_BYTES:
+            self._drop(sock, "it ended" if not more else "it is too long")
+        else:
+            self._unintroduced[sock] = heard + more, until
+
+    def _sweep(self) -> None:
+        """Drop those whose time is up; again while there are others."""
+        now = loop_time()
+        while self._unintroduced and (oldest := next(iter(self._unintroduced.items())))[1][1] <= now:
+            self._drop(oldest[0], "not in time")
+        self._sweeping = None
+        if self._unintroduced:
+            until = next(iter(self._unintroduced.values()))[1]
+            self._sweeping = asyncio.get_running_loop().call_at(until, self._sweep)
+
+    def _forget(self, sock: socket.socket) -> None:
+        del self._unintroduced[sock]
+        asyncio.get_running_loop().remove_reader(sock)
+
+    def _drop(self, sock: socket.socket, reason: str) -> None:
+        log.debug("a stream came without introduction", extra={"reason": reason})
+        self._forget(sock)
+        sock.close()

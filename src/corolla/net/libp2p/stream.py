@@ -24,6 +24,8 @@ from corolla.wire.tensors import Buffer
 log = logging.getLogger(__name__)
 
 _READ_BYTES: Final = 1 << 18
+_FIRST_READ_BYTES: Final = 1 << 12
+"""Of a stream that came in: noise shows at once, and the rest is never read. A full read doubles the next."""
 _MAX_PARTS: Final = 512
 """Parts handed to the system in one call; POSIX allows 1024."""
 _read_buffer = threading.local()
@@ -32,7 +34,14 @@ _read_buffer = threading.local()
 class SocketStream:
     """`ByteStream` over a connected socket. `on_end` is told when it is over."""
 
-    def __init__(self, raw: RawStream, on_end: Callable[["SocketStream"], None]) -> None:
+    def __init__(
+        self,
+        raw: RawStream,
+        on_end: Callable[["SocketStream"], None],
+        *,
+        on_nonsense: Callable[["SocketStream"], None] = lambda _stream: None,
+        is_incoming: bool = False,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._process = OwnProcess()
         self._peer = raw.peer
@@ -42,6 +51,8 @@ class SocketStream:
         self._sock.setblocking(False)
         self._early: bytes = raw.early
         self._on_end = on_end
+        self._on_nonsense = on_nonsense
+        self._read_bytes = _FIRST_READ_BYTES if is_incoming else _READ_BYTES
         self._on_bytes: OnBytes | None = None
         self._on_closed: OnClosed | None = None
         self._is_paused = False
@@ -93,6 +104,9 @@ class SocketStream:
     def resume_reading(self) -> None:
         self._is_paused = False
         self._read_or_not()
+
+    def report_nonsense(self) -> None:
+        self._on_nonsense(self)
 
     def close(self) -> None:
         self.end("closed by us")
@@ -198,8 +212,11 @@ class SocketStream:
         self.end(reason)
 
     def _receive(self) -> bytes:
-        buffer = _shared_read_buffer()
-        return bytes(buffer[: self._sock.recv_into(buffer)])
+        buffer = _shared_read_buffer()[: self._read_bytes]
+        num_read = self._sock.recv_into(buffer)
+        if num_read == self._read_bytes:
+            self._read_bytes = min(2 * num_read, _READ_BYTES)
+        return bytes(buffer[:num_read])
 
     def _deliver(self, data: bytes) -> None:
         if self._is_closed:

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from corolla.clock import WallClock
+from corolla.clock import WallClock, loop_time
 from corolla.errors import HopFailed, SwarmError
-from corolla.ids import PeerId
+from corolla.ids import PeerId, short
 from corolla.net import identity as identities
 from corolla.net import reach
 from corolla.net.gate import Gate
+from corolla.net.guard import StreamGuard, Verdict
 from corolla.net.identity import Identity
 from corolla.net.libp2p import ping, probe
 from corolla.net.libp2p.addresses import most_reachable_first
@@ -45,6 +46,7 @@ class Libp2pTransport:
         dht: Dht,
         addresses: list[str],
         gate: Gate,
+        guard: StreamGuard,
         wall_clock: WallClock,
         parts: AsyncExitStack,
         *,
@@ -56,6 +58,8 @@ class Libp2pTransport:
         self._control = control
         self._addresses = addresses
         self._gate = gate
+        self._guard = guard
+        self._cutting: dict[PeerId, asyncio.Task[None]] = {}
         self._is_client = is_client
         self._helper = reach.Helper(self.peer_address, probe.locate, probe.probe)
         self._wall_clock = wall_clock
@@ -112,7 +116,7 @@ class Libp2pTransport:
         try:
             async with asyncio.timeout(timeout_s):
                 raw = await self._control.open_stream(peer, protocol, timeout_s)
-                return await self._gate.pass_out(self._adopt(raw), protocol)
+                return await self._gate.pass_out(self._hold(SocketStream(raw, self._forget)), protocol)
         except TimeoutError:
             raise HopFailed(peer, f"no answer to a dial within {timeout_s:g} s") from None
         except (DaemonRefused, ValueError) as fault:
@@ -171,16 +175,19 @@ class Libp2pTransport:
         if accept is None or self._lost.done():
             raw.sock.close()
             return
-        stream = self._adopt(raw)
+        if (verdict := self._guard.judge(raw.peer, raw.address, loop_time())) != "take":
+            raw.sock.close()
+            self._cut_off_if(verdict, raw.peer)
+            return
+        stream = self._hold(SocketStream(raw, self._forget, on_nonsense=self._saw_nonsense, is_incoming=True))
         try:
             self._gate.let_in(stream, raw.protocol, accept)
         except Exception:  # a handler's bug costs its stream, not the listener
             log.exception("handler of incoming streams failed", extra={"protocol": raw.protocol})
             stream.close()
 
-    def _adopt(self, raw: RawStream) -> SocketStream:
-        stream = SocketStream(raw, self._forget)
-        self._streams.setdefault(raw.peer, []).append(stream)
+    def _hold(self, stream: SocketStream) -> SocketStream:
+        self._streams.setdefault(stream.peer, []).append(stream)
         return stream
 
     def _forget(self, stream: SocketStream) -> None:
@@ -188,6 +195,21 @@ class Libp2pTransport:
         streams.remove(stream)
         if not streams:
             del self._streams[stream.peer]
+
+    def _saw_nonsense(self, stream: SocketStream) -> None:
+        self._cut_off_if(self._guard.saw_nonsense(stream.peer, stream.address, loop_time()), stream.peer)
+
+    def _cut_off_if(self, verdict: Verdict, peer: PeerId) -> None:
+        """Each stream costs the flooder a new connection then, in place of us what it sends on it."""
+        if verdict == "cut" and peer not in self._cutting:
+            self._cutting[peer] = task = asyncio.ensure_future(self._disconnect(peer))
+            task.add_done_callback(lambda _: self._cutting.pop(peer))
+
+    async def _disconnect(self, peer: PeerId) -> None:
+        try:
+            await self._control.disconnect(peer)
+        except SwarmError as fault:  # it has left itself
+            log.debug("not cut off", extra={"peer": short(peer), "reason": str(fault)})
 
     async def _watch(self) -> None:
         """Notice the daemon's death, and end what depended on it."""
@@ -206,9 +228,10 @@ class Libp2pTransport:
         self._lost.set_result(reason)
 
     async def _close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._cutting.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._helper.close()
         await self._gate.close()
         await self._end_streams("the transport was closed")
@@ -238,10 +261,11 @@ async def open_transport(config: NetworkConfig) -> AsyncIterator[Libp2pTransport
         dht = await parts.enter_async_context(
             Dht(daemon.control_path, identity, config.wall_clock, is_client=config.is_client, gate=config.gate)
         )
-        gate = Gate(identity.peer, config.gate)
         transport = Libp2pTransport(
-            identity.peer, daemon, control, dht, addresses, gate, config.wall_clock, parts, is_client=config.is_client
-        )
+            identity.peer, daemon, control, dht, addresses,
+            Gate(identity.peer, config.gate), StreamGuard(config.stream_limits, config.listed),
+            config.wall_clock, parts, is_client=config.is_client,
+        )  # fmt: skip
         listener = await parts.enter_async_context(Listener(directory / "streams", transport.take))
         await transport.begin(listener)
         try:

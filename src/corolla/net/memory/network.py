@@ -22,6 +22,7 @@ from corolla.ids import PeerId
 from corolla.net import reach
 from corolla.net.gate import Gate, GateConfig
 from corolla.net.groups import group_of
+from corolla.net.guard import StreamGuard, Verdict
 from corolla.net.identity import Identity, from_seed
 from corolla.net.memory.links import Link, LinkConditions, Links
 from corolla.net.memory.records import MemoryRecords, Traffic
@@ -58,16 +59,19 @@ class MemoryNetwork:
         is_client: bool = False,
         gate: GateConfig = OPEN,
         address: str | None = None,
+        listed: frozenset[PeerId] = frozenset(),
     ) -> "MemoryTransport":
         """A peer that is there from `async with` on. Its wall clock is ahead by `clock_skew_s`.
 
         A client keeps no records for others: nobody asks it anything while it asks nothing. `address`: the numeric
-        one that others see; by default a network of its own, which follows from the name.
+        one that others see; by default a network of its own, which follows from the name. `listed`: peers whose
+        streams it takes whatever others do.
         """
         identity = identity_of(name)
         return MemoryTransport(
-            self, identity, clock_skew_s, is_client=is_client, gate=gate, address=address or _address_of(identity.peer)
-        )
+            self, identity, clock_skew_s,
+            is_client=is_client, gate=gate, address=address or _address_of(identity.peer), listed=listed,
+        )  # fmt: skip
 
     @property
     def living(self) -> Mapping[PeerId, "MemoryTransport"]:
@@ -176,6 +180,7 @@ class MemoryTransport:
         is_client: bool = False,
         gate: GateConfig = OPEN,
         address: str,
+        listed: frozenset[PeerId] = frozenset(),
     ) -> None:
         self.address: Final = address
         self.is_client: Final = is_client
@@ -185,6 +190,7 @@ class MemoryTransport:
         self.known: set[PeerId] = set()
         self._gate_config = gate
         self._gate: Gate = Gate(identity.peer, gate)
+        self.guard: Final = StreamGuard(listed=listed)
         self._links = network.links
         self._accepts: dict[str, Accept] = {}
         self._streams: dict[MemoryStream, None] = {}
@@ -236,8 +242,7 @@ class MemoryTransport:
         return sorted(peer for peer, other in self.network.reachable(self).items() if not other.is_client)
 
     def peer_address(self, peer: PeerId) -> str | None:
-        other = self.network.living.get(peer)
-        return other.address if other is not None and any(stream.peer == peer for stream in self._streams) else None
+        return self._address_of(peer) if any(stream.peer == peer for stream in self._streams) else None
 
     def wall_time(self) -> float:
         return WALL_START + asyncio.get_running_loop().time() + self.clock_skew_s
@@ -261,7 +266,7 @@ class MemoryTransport:
                 if accept is None:
                     await self._links.cross((peer, self.peer))
                     raise HopFailed(peer, f"does not take {protocol}")
-                stream = await self._open_stream(other, lambda theirs: other._gate.let_in(theirs, protocol, accept))
+                stream = await self._open_stream(other, lambda theirs: other._take(theirs, protocol, accept))
                 return await self._gate.pass_out(stream, protocol)
         except TimeoutError:
             raise HopFailed(peer, f"no answer to a dial within {timeout_s:g} s") from None
@@ -390,8 +395,32 @@ class MemoryTransport:
             raise
         return ours
 
+    def _take(self, stream: ByteStream, protocol: str, accept: Accept) -> None:
+        verdict = self.guard.judge(stream.peer, self._address_of(stream.peer), asyncio.get_running_loop().time())
+        if verdict == "take":
+            self._gate.let_in(stream, protocol, accept)
+        else:
+            stream.close()
+            self._cut_off_if(verdict, stream.peer)
+
+    def _saw_nonsense(self, peer: PeerId) -> None:
+        now = asyncio.get_running_loop().time()
+        self._cut_off_if(self.guard.saw_nonsense(peer, self._address_of(peer), now), peer)
+
+    def _cut_off_if(self, verdict: Verdict, peer: PeerId) -> None:
+        if verdict == "cut":
+            for stream in [stream for stream in self._streams if stream.peer == peer]:
+                stream.fail("cut off: it floods us with streams", told_to_peer="reset by the other side")
+
+    def _address_of(self, peer: PeerId) -> str | None:
+        other = self.network.living.get(peer)
+        return None if other is None else other.address
+
     def _hold(self, peer: PeerId, outgoing: Pipe, incoming: Pipe) -> MemoryStream:
-        stream = MemoryStream(peer, outgoing, incoming, forget=lambda gone: self._streams.pop(gone, None))
+        stream = MemoryStream(
+            peer, outgoing, incoming,
+            forget=lambda gone: self._streams.pop(gone, None), on_nonsense=self._saw_nonsense,
+        )  # fmt: skip
         self._streams[stream] = None
         return stream
 

@@ -178,11 +178,19 @@ class Pipe:
 class MemoryStream:
     """One end of a stream, as `net/streams.py` asks for it."""
 
-    def __init__(self, peer: PeerId, outgoing: Pipe, incoming: Pipe, forget: Callable[["MemoryStream"], None]) -> None:
+    def __init__(
+        self,
+        peer: PeerId,
+        outgoing: Pipe,
+        incoming: Pipe,
+        forget: Callable[["MemoryStream"], None],
+        on_nonsense: Callable[[PeerId], None],
+    ) -> None:
         self._peer = peer
         self._outgoing = outgoing
         self._incoming = incoming
         self._forget = forget
+        self._on_nonsense = on_nonsense
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._on_closed: OnClosed | None = None
@@ -219,6 +227,9 @@ class MemoryStream:
 
     def resume_reading(self) -> None:
         self._incoming.resume()
+
+    def report_nonsense(self) -> None:
+        self._on_nonsense(self._peer)
 
     def close(self) -> None:
         self.fail("closed here", told_to_peer="closed by the other side")
