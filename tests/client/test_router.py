@@ -8,7 +8,7 @@ import pytest
 
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.client.lists import ServerLists
-from corolla.client.router import Router
+from corolla.client.router import SAME_FAULT_S, Router
 from corolla.clock import loop_time
 from corolla.errors import MissingBlocks
 from corolla.ids import PeerId
@@ -44,6 +44,21 @@ def test_a_fault_sends_the_next_route_elsewhere_and_a_success_brings_it_back() -
         assert {await first_peer(router) for _ in range(20)} == {b}
         router.saw_step(a, HopTiming(0.0, 0.008, 0.0), num_blocks=8, num_tokens=1)
         assert {await first_peer(router) for _ in range(20)} == {a, b}
+        await router.close()
+
+    router_story(story)
+
+
+def test_one_loss_that_twenty_sessions_see_is_one_fault() -> None:
+    async def story(swarm: MemorySwarm, client: MemoryTransport) -> None:
+        a = (await swarm.serve("a", "0:8")).transport.peer
+        router = router_of(swarm, client)
+        for _ in range(20):
+            router.saw_fault(a)
+        assert router.book.faults(a, loop_time()) == 1
+        await asyncio.sleep(SAME_FAULT_S)
+        router.saw_fault(a)
+        assert router.book.faults(a, loop_time()) == pytest.approx(2, abs=0.01)
         await router.close()
 
     router_story(story)

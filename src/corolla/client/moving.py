@@ -147,7 +147,7 @@ class Mover:
         """One server alone, to stand by for the one at this place."""
         place = self._ring.places[index]
         in_use = frozenset(other.peer for other in self._ring.places)
-        route = await self._substitutes.find(range(place.start, place.end), without=in_use)
+        route = await self._substitutes.find_answering(range(place.start, place.end), without=in_use)
         if len(route.hops) > 1:
             blocks = list(range(place.start, place.end))
             raise MissingBlocks(blocks, "one server alone must stand by for another")

@@ -261,7 +261,7 @@ class Ring:
             *(hop.open(ask) for hop, ask in zip(hops, asks, strict=True)), return_exceptions=True
         )
         for hop, answer in zip(hops, answers, strict=True):
-            if isinstance(answer, _MAY_DO_ELSEWHERE):
+            if isinstance(answer, MAY_DO_ELSEWHERE):
                 self.drop(hop, answer)
         opened_all = _all_or_failed(places, answers)
         if self._exact:
@@ -326,7 +326,7 @@ class Ring:
         hops = [self.hops[index] for index in sorted(ends)]
         outcomes = await asyncio.gather(*(hop.connect() for hop in hops), return_exceptions=True)
         for hop, outcome in zip(hops, outcomes, strict=True):
-            if isinstance(outcome, _MAY_DO_ELSEWHERE):
+            if isinstance(outcome, MAY_DO_ELSEWHERE):
                 self.drop(hop, outcome)
         _all_or_failed(hops, outcomes)
 
@@ -334,7 +334,7 @@ class Ring:
         return Hop(link, self._session, start, end, self._listener)
 
 
-_MAY_DO_ELSEWHERE = (HopFailed, CacheFull, Overloaded, SessionLost, RemoteProtocolError)
+MAY_DO_ELSEWHERE = (HopFailed, CacheFull, Overloaded, SessionLost, RemoteProtocolError)
 """What one server's failure to take a place looks like; everything else is our own mistake."""
 
 
@@ -344,7 +344,7 @@ def _all_or_failed(places: Sequence[Place | Hop], outcomes: Sequence[T | BaseExc
     errors: dict[PeerId, SwarmError] = {}
     blocks: list[int] = []
     for place, outcome in zip(places, outcomes, strict=True):
-        if isinstance(outcome, _MAY_DO_ELSEWHERE):
+        if isinstance(outcome, MAY_DO_ELSEWHERE):
             errors[place.peer] = outcome
             blocks += range(place.start, place.end)
         elif isinstance(outcome, BaseException):

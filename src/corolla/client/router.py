@@ -29,6 +29,8 @@ from corolla.wire.messages import HopTiming
 log = logging.getLogger(__name__)
 
 PING_TIMEOUT_S = 2.0
+SAME_FAULT_S = 1.0
+"""A gateway's twenty sessions lose a server at one time: it failed once."""
 PERIOD_PER_SERVER_S = 0.1
 LONGEST_PERIOD_S = 90.0
 """A view of a thousand servers is megabytes: it is read more seldom, but twice in a record's life of 180 s."""
@@ -72,6 +74,11 @@ class Router:
     @property
     def book(self) -> PeerBook:
         return self._book
+
+    @property
+    def rtts_s(self) -> dict[PeerId, float]:
+        """Round trips that were measured; infinite: no answer."""
+        return {peer: rtt.rtt_s for peer, rtt in self._book.rtts.items()}
 
     async def refresh(self) -> View:
         """Read the swarm's announcements now."""
@@ -139,8 +146,14 @@ class Router:
         self._book.saw_rtt(peer, rtt_s, loop_time())
 
     def saw_fault(self, peer: PeerId) -> None:
-        """This client's own evidence that the server failed: reset, silence, a wrong answer. Never for a refusal."""
-        seconds = self._book.saw_fault(peer, loop_time())
+        """This client's own evidence that the server failed: reset, silence, a wrong answer. Never for a refusal.
+
+        What several sessions see of one loss, or one session in several places, counts once.
+        """
+        now = loop_time()
+        if now < self._book.faulted_at(peer) + SAME_FAULT_S:
+            return
+        seconds = self._book.saw_fault(peer, now)
         log.info("server banned", extra={"peer": short(peer), "seconds": round(seconds, 1)})
 
     def saw_link_fault(self, before: PeerId, after: PeerId) -> None:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from corolla.client.config import ClientConfig
+from corolla.client.reaching import first_to_answer
 from corolla.client.recovery import Place, lost_runs, replace_lost
 from corolla.client.ring import SwarmAccess
 from corolla.client.router import ServedModel
@@ -62,14 +63,27 @@ class Substitutes:
 
     async def find(self, blocks: range, *, without: frozenset[PeerId], spare_shunned: bool = True) -> Route:
         """A route over these blocks, past all that are left out. Raises MissingBlocks."""
-        now = loop_time()
-        shunned = frozenset(peer for peer, until in self._shunned.items() if until > now)
+        left_out = self._left_out(without, spare_shunned=spare_shunned)
         return await self._swarm.find_route(
-            self._model,
-            blocks=blocks,
-            tokens_needed=self._tokens_needed,
-            without=without | shunned | self.draining if spare_shunned else without,
+            self._model, blocks=blocks, tokens_needed=self._tokens_needed, without=left_out
         )
+
+    async def find_answering(self, blocks: range, *, without: frozenset[PeerId], spare_shunned: bool = True) -> Route:
+        """Like `find`, of servers that answer a dial: others are dialled too while the best does not.
+
+        Raises PlacesFailed when nobody does.
+        """
+        router = self._swarm.router(self._model)
+
+        def next_best(unanswered: frozenset[PeerId]) -> Route | None:
+            left_out = unanswered | self._left_out(without, spare_shunned=spare_shunned)
+            try:
+                return router.find_part(blocks, tokens_needed=self._tokens_needed, without=left_out)
+            except MissingBlocks:
+                return None
+
+        best = await self.find(blocks, without=without, spare_shunned=spare_shunned)
+        return await first_to_answer(best, next_best, self._swarm.link, router.rtts_s)
 
     def is_better_than(self, place: Place, route: Route) -> bool:
         """Whether this route over the place's blocks costs so much less that moving is worth it."""
@@ -91,6 +105,11 @@ class Substitutes:
     def shun(self, peer: PeerId) -> None:
         self._shunned[peer] = loop_time() + self._shun_s
 
+    def _left_out(self, without: frozenset[PeerId], *, spare_shunned: bool) -> frozenset[PeerId]:
+        now = loop_time()
+        shunned = frozenset(peer for peer, until in self._shunned.items() if until > now)
+        return without | shunned | self.draining if spare_shunned else without
+
     async def _choose(self, places: Sequence[Place], lost: set[int]) -> list[Place]:
         """Past those that failed before, if anybody else is there; else they get another chance."""
         try:
@@ -104,7 +123,8 @@ class Substitutes:
                 return await self._choose_apart(places, lost, spare_shunned=spare_shunned)
             except MissingBlocks:
                 log.debug("no server for the lost blocks alone")
-        route = await self.find(range(self._model.num_blocks), without=frozenset(), spare_shunned=spare_shunned)
+        whole = range(self._model.num_blocks)
+        route = await self.find_answering(whole, without=frozenset(), spare_shunned=spare_shunned)
         kept = {(place.peer, place.start, place.end): place for place in places}
         return [
             kept.get((hop.peer, hop.start, hop.end)) or Place(hop.peer, hop.start, hop.end, is_fresh=True)
@@ -116,7 +136,7 @@ class Substitutes:
         taken = {place.peer for index, place in enumerate(places) if index not in lost}
         substitutes: dict[int, Route] = {}
         for blocks in lost_runs(places, lost):
-            route = substitutes[blocks.start] = await self.find(
+            route = substitutes[blocks.start] = await self.find_answering(
                 blocks, without=frozenset(taken), spare_shunned=spare_shunned
             )
             taken |= {hop.peer for hop in route.hops}  # one place for each server: it knows a session by its id

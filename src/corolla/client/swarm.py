@@ -12,12 +12,13 @@ import logging
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from corolla.client.config import ClientConfig
 from corolla.client.hop import HopLimits, ServerLink
 from corolla.client.router import Router, ServedModel
 from corolla.client.session import Session
-from corolla.errors import BadInput, MissingBlocks
+from corolla.errors import BadInput, HopFailed, MissingBlocks
 from corolla.ids import Fingerprint, PeerId, short
 from corolla.net.liveness import PeerLife
 from corolla.net.streams import Transport
@@ -25,6 +26,14 @@ from corolla.swarm.route import Route
 from corolla.wire.tensors import DType
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Dial:
+    """A server is being dialled."""
+
+    task: asyncio.Task[ServerLink]
+    num_waiting: int = 0
 
 
 class Swarm:
@@ -40,7 +49,9 @@ class Swarm:
         self._latest: dict[Fingerprint, Route] = {}
         """The route that was taken last: kept for the next session unless another is clearly better."""
         self._links: dict[PeerId, ServerLink] = {}
-        self._dialling: dict[PeerId, asyncio.Lock] = {}
+        self._dials: dict[PeerId, Dial] = {}
+        """Under way."""
+        self._is_closed = False
         self._limits = HopLimits(config.dial_timeout_s, config.open_timeout_s, config.step_timeout_s)
 
     def router(self, model: ServedModel) -> Router:
@@ -98,16 +109,45 @@ class Swarm:
         return router.find_part(blocks, tokens_needed=tokens_needed, without=without)
 
     async def link(self, peer: PeerId) -> ServerLink:
-        """The control stream to this server, dialled once however many sessions ask at the same time."""
-        async with self._dialling.setdefault(peer, asyncio.Lock()):
-            link = self._links.get(peer)
-            if link is None or link.error is not None:
-                link = ServerLink(
-                    self.transport, peer, self._limits, self.config.liveness, self._heard, self._count_false_alarm
-                )
-                await link.connect()
-                self._links[peer] = link
+        """The control stream to this server, dialled once however many sessions ask at the same time.
+
+        Raises HopFailed. A dial goes on when nobody waits for it any more: whether it fails says who is dead.
+        """
+        link = self._links.get(peer)
+        if link is not None and link.error is None:
             return link
+        dial = self._dials.get(peer)
+        if dial is None:
+            dial = self._dials[peer] = Dial(asyncio.get_running_loop().create_task(self._dial(peer)))
+            dial.task.add_done_callback(_take_failure)
+        dial.num_waiting += 1
+        try:
+            return await asyncio.shield(dial.task)
+        except asyncio.CancelledError:
+            if dial.task.cancelled() and self._is_closed:
+                raise HopFailed(peer, "closed by this client") from None
+            raise
+        finally:
+            dial.num_waiting -= 1
+
+    async def _dial(self, peer: PeerId) -> ServerLink:
+        link = ServerLink(
+            self.transport, peer, self._limits, self.config.liveness, self._heard, self._count_false_alarm
+        )
+        try:
+            await link.connect()
+        except HopFailed:
+            for router in self._routers.values():
+                if peer in router.view.servers:
+                    router.saw_fault(peer)
+            raise
+        finally:
+            dial = self._dials.pop(peer)
+        if dial.num_waiting > 0:
+            self._links[peer] = link
+        else:
+            link.close()  # another was quicker
+        return link
 
     def _heard(self, peer: PeerId, life: PeerLife) -> None:
         """Heartbeats tell routers what they would else have to ask for."""
@@ -121,11 +161,22 @@ class Swarm:
         self.false_alarms += 1
 
     async def close(self) -> None:
+        self._is_closed = True
+        dials = [dial.task for dial in self._dials.values()]
+        for dial in dials:
+            dial.cancel()
+        await asyncio.gather(*dials, return_exceptions=True)
         for router in self._routers.values():
             await router.close()
         for link in self._links.values():
             link.close()
         self._links.clear()
+
+
+def _take_failure(dial: asyncio.Task[ServerLink]) -> None:
+    """Routers know of it already; perhaps nobody waits for it any more."""
+    if not dial.cancelled():
+        dial.exception()
 
 
 @asynccontextmanager

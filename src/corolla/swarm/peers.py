@@ -97,6 +97,10 @@ class PeerBook:
         """Seconds left of each ban."""
         return {peer: ban.until - now for peer, ban in self._bans.items() if ban.until > now}
 
+    def faulted_at(self, peer: PeerId) -> float:
+        """Loop time of the server's last fault that is remembered; long ago if there is none."""
+        return self._bans[peer].at if peer in self._bans else -math.inf
+
     def faults(self, peer: PeerId, now: float) -> float:
         """The server's faults as far as they are remembered."""
         return remembered(self._rules, self._bans[peer], now) if peer in self._bans else 0.0
