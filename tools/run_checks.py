@@ -3,6 +3,9 @@
     run_checks.py check    lint, formatting, types, import contracts, fast tests
     run_checks.py test     the same, then the slow and the long tests
 
+The long tests only compute. They run beside all the others, on what those leave of the processors, and their output
+comes when they have ended.
+
 A part that takes longer than its budget is loudly named but does not fail; one that reaches its hard limit is
 killed and fails. A failed part does not stop the ones after it. The closing line counts tests the way pytest
 does; a part that failed without a failed test (lint, types, a hang, no tests found) counts as one error.
@@ -16,10 +19,14 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent  # not resolved: the tools stand beside the venv's python, not the system's
@@ -28,6 +35,8 @@ HARD_LIMIT_FACTOR = 3
 DRAIN_S = 2.0
 """A process that outlives its part may hold the pipe open; its output is not waited for longer than this."""
 TAIL_BYTES = 8192
+NICENESS = 15
+"""Of what runs beside the others: it takes what they leave, and a small share (3 %) where they leave nothing."""
 
 OUTCOME = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)")
 
@@ -40,6 +49,8 @@ class Part:
     command: tuple[str, ...]
     budget_s: float
     has_tests: bool = False
+    runs_beside: bool = False
+    """Beside all other parts, on what they leave of the processors: for parts that no clock but their limit sees."""
 
     @property
     def limit_s(self) -> float:
@@ -81,10 +92,11 @@ WORKERS = "2"
 """Test processes at a time: one of ours mostly waits for the processes that it has started."""
 
 
-def pytest_part(name: str, marker: str, budget_s: float, *, share: str) -> Part:
+def pytest_part(name: str, marker: str, budget_s: float, *, share: str, runs_beside: bool = False) -> Part:
     """`share`: how the workers divide the tests: "worksteal" evenly, "loadfile" a file to one, with its fixtures."""
     command = (sys.executable, "-m", "pytest", "-m", marker, "--durations=5", "--durations-min=2")
-    return Part(name, (*command, "-n", WORKERS, "--dist", share), budget_s, has_tests=True)
+    limits = (f"--timeout={budget_s * HARD_LIMIT_FACTOR:.0f}",) if runs_beside else ()
+    return Part(name, (*command, "-n", WORKERS, "--dist", share, *limits), budget_s, True, runs_beside)
 
 
 CHECK = (
@@ -97,7 +109,7 @@ CHECK = (
 TEST = (
     *CHECK,
     pytest_part("slow tests", "slow and not full", 660, share="loadfile"),
-    pytest_part("long tests", "full", 400, share="worksteal"),
+    pytest_part("long tests", "full", 900, share="worksteal", runs_beside=True),
 )
 
 
@@ -106,7 +118,7 @@ def main() -> int:
     parser.add_argument("what", choices=["check", "test"])
     parts = CHECK if parser.parse_args().what == "check" else TEST
     started = time.monotonic()
-    outcomes = [run(part) for part in parts]
+    outcomes = run_all(parts)
     say(table(outcomes))
     for outcome in outcomes:
         if outcome.is_over_budget:
@@ -117,27 +129,101 @@ def main() -> int:
     return int(any(outcome.failed for outcome in outcomes))
 
 
+def run_all(parts: Sequence[Part]) -> list[Outcome]:
+    """Run the parts one after another, and those that run beside others beside them; outcomes in the parts' order."""
+    beside = {part.name: Beside(part) for part in parts if part.runs_beside}
+    try:
+        others = {part.name: run(part) for part in parts if not part.runs_beside}
+        return [beside[part.name].finish() if part.runs_beside else others[part.name] for part in parts]
+    finally:
+        for one in beside.values():
+            one.end()
+
+
 def run(part: Part) -> Outcome:
     """Run one part, showing its output as it comes; its whole process group ends with it."""
-    say(f"\n--- {part.name} (budget {part.budget_s:.0f} s): {' '.join(part.command)}")
+    say(heading(part))
     started = time.monotonic()
-    process = subprocess.Popen(  # noqa: S603 - the commands above, no shell
-        part.command,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    process = start(part, subprocess.PIPE)
     try:
         tail = show_output(process, deadline=started + part.limit_s)
         timed_out = process.poll() is None
     finally:
         kill_group(process)
-    seconds = time.monotonic() - started
-    tests = count_tests(tail) if part.has_tests else Counter[str]()
-    outcome = Outcome(part, seconds, process.returncode, timed_out, tests)
-    say(f"--- {part.name}: {outcome.result} after {seconds:.1f} s")
+    return told(Outcome(part, time.monotonic() - started, process.returncode, timed_out), tail)
+
+
+class Beside:
+    """A part that runs beside the others from now on. A thread waits for its end, and ends it at its limit."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._started = time.monotonic()
+        self._seconds = 0.0
+        self._timed_out = False
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
+        self._process = start(part, self._output)
+        give_way(self._process.pid)
+        self._waiting = threading.Thread(target=self._wait)
+        self._waiting.start()
+
+    def finish(self) -> Outcome:
+        """Wait for its end, at its limit at the latest, then show its output."""
+        if self._waiting.is_alive():
+            say(f"\n--- waiting for {self._part.name}")
+        self._waiting.join()
+        say(heading(self._part))
+        self._output.seek(0)
+        output = self._output.read()
+        sys.stdout.buffer.write(output)
+        outcome = Outcome(self._part, self._seconds, self._process.returncode, self._timed_out)
+        return told(outcome, output[-TAIL_BYTES:].decode(errors="replace"))
+
+    def end(self) -> None:
+        """End it if it has not ended, as after an interrupt."""
+        if self._waiting.is_alive():
+            kill_group(self._process)
+        self._waiting.join()
+        self._output.close()
+
+    def _wait(self) -> None:
+        try:
+            self._process.wait(timeout=self._part.limit_s)
+        except subprocess.TimeoutExpired:
+            self._timed_out = True
+        finally:
+            self._seconds = time.monotonic() - self._started
+            kill_group(self._process)
+
+
+def start(part: Part, output: int | IO[Any]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - the commands above, no shell
+        part.command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def give_way(leader: int) -> None:
+    """Let a new session have the processors only where others leave them."""
+    os.setpriority(os.PRIO_PGRP, leader, NICENESS)
+    with contextlib.suppress(OSError):  # Linux weighs sessions against each other first, where it groups by them at all
+        Path(f"/proc/{leader}/autogroup").write_text(str(NICENESS))
+
+
+def heading(part: Part) -> str:
+    return f"\n--- {part.name} (budget {part.budget_s:.0f} s): {' '.join(part.command)}"
+
+
+def told(outcome: Outcome, tail: str) -> Outcome:
+    """The outcome with its tests counted, and said."""
+    if outcome.part.has_tests:
+        outcome = replace(outcome, tests=count_tests(tail))
+    say(f"--- {outcome.part.name}: {outcome.result} after {outcome.seconds:.1f} s")
     return outcome
 
 

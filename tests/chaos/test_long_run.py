@@ -20,6 +20,6 @@ def test_fifty_kills_change_nothing_in_a_long_text() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 def test_a_thousand_kills_change_nothing_in_a_long_text() -> None:
     assert_went_well(run_virtual(live_long(seed=4, num_kills=1000)), 1000)

@@ -1,6 +1,7 @@
 """The check runner: a failed, hanging or empty part is seen, and the rest runs all the same."""
 
 import importlib.util
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -81,6 +82,47 @@ def test_a_part_over_its_budget_is_named_but_passes(checks: ModuleType) -> None:
     outcome = checks.run(checks.Part("x", python("import time; time.sleep(0.3)"), 0.25))
     assert outcome.result == "ok, OVER BUDGET"
     assert not outcome.failed
+
+
+def test_a_part_runs_beside_the_others_and_gives_way_to_them(
+    checks: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each of the two waits for the other, so one after another they would never end."""
+    here, there = tmp_path / "here", tmp_path / "there"
+
+    def meet(mine: Path, theirs: Path) -> str:
+        wait = f"while not pathlib.Path({str(theirs)!r}).exists(): time.sleep(0.02)"
+        return f"import os, pathlib, time\npathlib.Path({str(mine)!r}).touch()\n{wait}\n"
+
+    nice = "print(os.getpriority(os.PRIO_PROCESS, 0), 'passed in 1s')"
+    parts = [
+        checks.Part("beside", python(meet(here, there) + nice), 60, True, runs_beside=True),
+        checks.Part("other", python(meet(there, here) + nice), 60, True),
+    ]
+    beside, other = checks.run_all(parts)
+    assert (beside.part.name, beside.failed, other.part.name, other.failed) == ("beside", False, "other", False)
+    assert beside.tests["passed"] == checks.NICENESS + other.tests["passed"]
+    assert f"{checks.NICENESS + other.tests['passed']} passed in 1s" in capfd.readouterr().out
+
+
+def test_a_part_beside_the_others_ends_at_its_limit(checks: ModuleType) -> None:
+    [outcome] = checks.run_all([checks.Part("beside", python("import time; time.sleep(600)"), 0.5, runs_beside=True)])
+    assert outcome.result == "TIMED OUT"
+
+
+def test_what_runs_beside_ends_when_the_run_is_broken_off(checks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = checks.start
+    monkeypatch.setattr(checks, "start", lambda *given: started.append(start(*given)) or started[-1])
+
+    def broken_off(part: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checks, "run", broken_off)
+    beside = checks.Part("beside", python("import time; time.sleep(600)"), 600, runs_beside=True)
+    with pytest.raises(KeyboardInterrupt):
+        checks.run_all([beside, checks.Part("other", (), 1)])
+    assert started[0].returncode is not None
 
 
 def test_the_closing_line_sums_all_parts(checks: ModuleType) -> None:

@@ -16,7 +16,6 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 
 
 @pytest.mark.slow
-@pytest.mark.full
 @pytest.mark.timeout(600)  # ten seconds of work; a busy machine is slow, not wrong
 def test_fuzzed_requests_get_what_the_description_says(front: Fronts, tmp_path: Path) -> None:
     async def told() -> None:

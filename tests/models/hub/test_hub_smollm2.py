@@ -18,7 +18,7 @@ from corolla.models.source import open_source
 from corolla.models.testing import load_chain
 from corolla.models.testing_hub import LocalHub, run_local_hub
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 NUM_TOKENS = 12
