@@ -20,6 +20,10 @@ from corolla.apps.gateway.config import GatewayConfig
 from corolla.apps.gateway.gateway import Gateway
 from corolla.apps.gateway.http_server import bind, serving, url_of
 from corolla.apps.gateway.models import GatewayModel, load_model
+from corolla.apps.gateway.observer import Observer
+from corolla.apps.gateway.pages import page_routes
+from corolla.apps.gateway.serving import owner_of
+from corolla.apps.gateway.state import state_routes
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.client.router import ServedModel
 from corolla.models.checkpoint import open_checkpoint
@@ -168,7 +172,9 @@ async def open_front(
         gateway = Gateway(client, {"tiny": loaded_model(directory)}, GatewayConfig(**config))
         stack.push_async_callback(gateway.close)
         own = stack.enter_context(bind(HostPort("ip4", "127.0.0.1", 0)))
-        await stack.enter_async_context(serving(create_app(gateway), own, head_timeout_s=head_timeout_s))
+        observer = Observer(await swarm.join("observer", is_client=True))
+        app = create_app(gateway, [*page_routes(), *state_routes(observer, gateway.traces, owner_of)])
+        await stack.enter_async_context(serving(app, own, head_timeout_s=head_timeout_s))
         url = url_of(own)
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
         yield Front(

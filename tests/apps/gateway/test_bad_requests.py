@@ -203,7 +203,10 @@ def test_unknown_models_paths_and_methods_say_what_there_is(front: Fronts) -> No
             assert "served: tiny" in error["message"]
             assert (await it.http.get("/v1/models/gpt-4")).status_code == 404
             assert (await it.http.get("/v1/models/tiny")).json()["id"] == "tiny"
-            assert (await it.http.get("/v1/nothing")).json()["error"]["code"] == "not_found"
+            error = (await it.http.get("/v1/nothing")).json()["error"]
+            assert (error["code"], error["message"]) == ("not_found", "there is no GET /v1/nothing here")
+            error = (await it.http.get("/api/v1/traces/trace-0")).json()["error"]
+            assert error["message"] == "no such trace; the latest 64 answers are kept, for their callers"
             answer = await it.http.get(CHAT)
             assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 

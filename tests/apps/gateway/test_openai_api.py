@@ -57,7 +57,13 @@ def test_greedy_text_is_the_local_models_whole_and_streamed(front: Fronts, local
             assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
             assert chunks[-1]["choices"] == []
             assert chunks[-1]["usage"]["completion_tokens"] == 40
-            assert chunks[-1]["corolla"]["trace_id"].startswith("trace-")
+            trace = (await it.http.get(f"/api/v1/traces/{chunks[-1]['corolla']['trace_id']}")).json()
+            assert [step["kind"] for step in trace["steps"]] == ["prefill"] + ["decode"] * 39
+            for step in trace["steps"][:-1]:
+                parts = [sum(filter(None, hop.values())) for hop in step["hops"]]
+                assert all(hop["send_s"] > 0 for hop in step["hops"])
+                whole = step["local_s"] + sum(parts) + (step["return_s"] or 0.0) + step["rest_s"]
+                assert whole == pytest.approx(step["total_s"])
 
     run(told())
 

@@ -6,6 +6,7 @@ Logs say method, path, status and time; nothing of what was asked or answered.
 import asyncio
 import contextlib
 import logging
+from http import HTTPStatus
 from typing import Final
 
 from starlette.exceptions import HTTPException
@@ -52,7 +53,7 @@ class Guard:
         except Exception as error:
             if status:
                 raise
-            answer = _from_router(error, scope) if isinstance(error, HTTPException) else as_api_error(error)
+            answer = _as_told(error, scope) if isinstance(error, HTTPException) else as_api_error(error)
             self._gateway.metrics.refusals.labels(answer.code or str(answer.status)).inc()
             if answer.status == 413:
                 await _drain(receive)
@@ -98,10 +99,11 @@ class Guard:
         return key
 
 
-def _from_router(error: HTTPException, scope: Scope) -> ApiError:
-    """No such path, or no such method for it."""
+def _as_told(error: HTTPException, scope: Scope) -> ApiError:
+    """What an endpoint said; or the router, which knows no more than that there is no such path, or method for it."""
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    said = f"there is no {_short(scope['method'])} {_short(scope['path'])} here" if code else error.detail
+    is_routers = error.detail == HTTPStatus(error.status_code).phrase
+    said = f"there is no {_short(scope['method'])} {_short(scope['path'])} here" if is_routers else error.detail
     return ApiError(error.status_code, said, code, headers=dict(error.headers or {}))
 
 

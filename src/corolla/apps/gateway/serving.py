@@ -81,7 +81,7 @@ async def run_gateway(
         observer = Observer(transport, served=entries)
         keeper = asyncio.create_task(observer.keep_observed())
         stack.callback(keeper.cancel)
-        app = create_app(gateway, [*page_routes(), *state_routes(observer, gateway.traces, _owner)])
+        app = create_app(gateway, [*page_routes(), *state_routes(observer, gateway.traces, owner_of)])
         server = await stack.enter_async_context(serving(app, own, head_timeout_s=config.body_timeout_s))
         on_ready(url_of(own))
         stopped = asyncio.create_task(stop.wait())
@@ -102,7 +102,7 @@ def _load(options: GatewayOptions) -> "dict[str, GatewayModel]":
     return load_models(options.models, dtype=options.dtype, source=options.source)
 
 
-async def _owner(request: Request) -> str:
+async def owner_of(request: Request) -> str:
     """Whose answers a caller may look into; the guard has asked for the key."""
     key: ApiKey = request.state.key
     return key.id
