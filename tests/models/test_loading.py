@@ -59,8 +59,9 @@ def bytes_of_blocks(checkpoint, start, end):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_span_reads_the_bytes_of_its_blocks_and_no_others(family, tiny, count_bytes):
     checkpoint = tiny(family)
-    load_span(checkpoint, 2, 5)
+    span = load_span(checkpoint, 2, 5)
     assert count_bytes() == pytest.approx(bytes_of_blocks(checkpoint, 2, 5), rel=0.01)
+    assert span.read_bytes == count_bytes(), "what it says of itself"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

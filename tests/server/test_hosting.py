@@ -74,6 +74,16 @@ def test_a_named_span_is_hosted_whatever_it_takes_and_said_not_to_fit(
     assert "would not fit" in caplog.text
 
 
+def test_a_server_tells_the_bytes_that_it_read_for_its_span(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    about = describe_model(checkpoint)
+    with caplog.at_level("INFO", logger=hosting.__name__):
+        host_of(checkpoint).load(1, 4)
+    (told,) = [vars(record)["read_bytes"] for record in caplog.records if record.msg == "span loaded"]
+    assert told == sum(about.block_download_bytes[1:4])
+
+
 def test_a_span_and_a_number_of_blocks_exclude_each_other(checkpoint: Checkpoint) -> None:
     with pytest.raises(BadInput, match="leave --num-blocks out"):
         host_of(checkpoint, blocks=(0, 2), num_blocks=2)

@@ -59,8 +59,8 @@ def load_span(
     check_cuts(checkpoint, dataflow, start, end)
     prune(outline, start, end, keep_ends=False, needed=dataflow.side_parameters)
     kind = pruned_class(family, start, end, keep_ends=False, needed=dataflow.side_parameters)
-    model = load_pruned(checkpoint, kind, outline, dtype=dtype, device=device, quantization=quantization)
-    span = Span(model, start, end, structure, dataflow)
+    model, read_bytes = load_pruned(checkpoint, kind, outline, dtype=dtype, device=device, quantization=quantization)
+    span = Span(model, start, end, structure, dataflow, read_bytes)
     span.capabilities = span.self_test()
     return span
 
@@ -135,22 +135,23 @@ def load_pruned(
     device: torch.device | str,
     is_mapped: bool = False,
     quantization: Quantization = "none",
-) -> PreTrainedModel:
-    """An instance of `kind` with the checkpoint's weights. `outline`: the same, pruned, on the meta device.
+) -> tuple[PreTrainedModel, int]:
+    """An instance of `kind` with the checkpoint's weights, and how many bytes of them were read.
 
-    `is_mapped`: leave the weights on the disk until they are touched. Raises BadInput when a tensor is missing, holds
+    `outline`: the same, pruned, on the meta device. `is_mapped`: leave the weights on the disk until they are touched. Raises BadInput when a tensor is missing, holds
     NaN or has another shape than the config says, or what getting them from a hub raised.
     """
     sources = needed_tensors(checkpoint, outline, quantizer_of(checkpoint, outline, device))
     needed = list(dict.fromkeys(sources.values()))
     stored = {name: (source, checkpoint.tensors[source]) for name, source in sources.items()}
+    entries = {
+        # What is mapped is not looked at: that would read it all.
+        name: StoredTensor(info, is_mapped=True) if is_mapped else SoundTensor(source, info)
+        for name, (source, info) in stored.items()
+    }
     options: dict[str, Any] = {
         "config": copy.deepcopy(outline.config),
-        "state_dict": {
-            # What is mapped is not looked at: that would read it all.
-            name: StoredTensor(info, is_mapped=True) if is_mapped else SoundTensor(source, info)
-            for name, (source, info) in stored.items()
-        },
+        "state_dict": dict(entries),
         "dtype": dtype,
         "output_loading_info": True,
     }
@@ -166,7 +167,7 @@ def load_pruned(
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     if missing := sorted(report["missing_keys"]):
         raise BadInput(f"{checkpoint.directory}: lacks {len(missing)} of the model's tensors, {missing[0]!r} first")
-    return model.eval()
+    return model.eval(), sum(entry.read_bytes for entry in entries.values())
 
 
 def needed_tensors(

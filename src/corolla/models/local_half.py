@@ -150,7 +150,7 @@ def load_local_half(
     prune(outline, 0, 0, keep_ends=True)
     members = {"structure": structure, "forward": _forward_through_swarm(family, structure)}
     kind = pruned_class(family, 0, 0, keep_ends=True, bases=(mixin,), members=members)
-    model = load_pruned(checkpoint, kind, outline, dtype=dtype, device=device, is_mapped=True)
+    model, _ = load_pruned(checkpoint, kind, outline, dtype=dtype, device=device, is_mapped=True)
     _put_swarm_in_place(model)
     if (checkpoint.directory / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(checkpoint.directory)

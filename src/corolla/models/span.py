@@ -52,9 +52,19 @@ class Span:
     capabilities: Capabilities
     """Filled by `loading.load_span` before anybody sees the span."""
 
-    def __init__(self, model: PreTrainedModel, start: int, end: int, structure: Structure, dataflow: Dataflow) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        start: int,
+        end: int,
+        structure: Structure,
+        dataflow: Dataflow,
+        read_bytes: int = 0,
+    ) -> None:
         self.start = start
         self.end = end
+        self.read_bytes = read_bytes
+        """Of the checkpoint's files, to load it."""
         self.structure = structure
         self.dataflow = dataflow
         self._model = model

@@ -42,6 +42,8 @@ class StoredTensor:
     def __init__(self, info: TensorInfo, *, is_mapped: bool = False) -> None:
         self.info = info
         self.is_mapped = is_mapped
+        self.read_bytes = 0
+        """How many were read for it; what is mapped is read later, as it is touched."""
         self.shape = torch.Size(info.shape)
         self.dtype = stored_dtype(info)
 
@@ -50,7 +52,11 @@ class StoredTensor:
         return self.info.dtype
 
     def __getitem__(self, _everything: EllipsisType) -> Tensor:
-        return map_tensor(self.info) if self.is_mapped else read_tensor(self.info)
+        if self.is_mapped:
+            return map_tensor(self.info)
+        tensor = read_tensor(self.info)
+        self.read_bytes += self.info.nbytes
+        return tensor
 
 
 def read_tensor(info: TensorInfo) -> Tensor:

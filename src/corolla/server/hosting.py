@@ -104,7 +104,8 @@ class Host:
         )
         speed = remembered_speed(span, self._key(span.dtype, span.num_blocks), self._speeds_file)
         give_back_freed()
-        log.info("span loaded", extra={"blocks": f"{start}:{end}", "seconds": round(time.perf_counter() - began, 1)})
+        seconds = round(time.perf_counter() - began, 1)
+        log.info("span loaded", extra={"blocks": f"{start}:{end}", "read_bytes": span.read_bytes, "seconds": seconds})
         return LoadedSpan(span, speed)
 
     def remember(self, span: Span, speed: Speed) -> None:

@@ -112,6 +112,16 @@ def test_disk_and_memory_have_enough_little_and_too_little(
         assert bool(finding.next_step) == (state != "ok")
 
 
+def test_the_disk_that_is_looked_at_is_the_one_where_models_will_be_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    for command in (["serve", str(tmp_path / "no-model")], ["doctor", "--listen", "127.0.0.1:0"]):
+        frame.run([*command, "--cache-dir", str(elsewhere)])
+        captured = capsys.readouterr()
+        assert f"free in {elsewhere}" in captured.out + captured.err, command[0]
+
+
 def test_this_machine_says_how_much_memory_is_free_or_that_it_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

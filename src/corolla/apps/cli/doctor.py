@@ -29,6 +29,9 @@ _MARKS = {"ok": "ok    ", "unsure": "unsure", "bad": "bad   "}
 @join_option
 @listen_options
 @identity_option
+@click.option(
+    "--cache-dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where models would be kept."
+)
 @json_option
 @logging_options("error")
 @click.pass_context
@@ -38,6 +41,7 @@ def command(
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     identity: Path | None,
+    cache_dir: Path | None,
     as_json: bool,
 ) -> int:
     """Check this machine and its place in a swarm.
@@ -49,7 +53,7 @@ def command(
     from corolla.apps.doctor.examine import Asked, examine
 
     settings = context.find_object(RunSettings) or RunSettings()
-    asked = Asked(split_addresses(join), listen, announce, identity, settings.swarm_keys, settings.allow)
+    asked = Asked(split_addresses(join), listen, announce, identity, settings.swarm_keys, settings.allow, cache_dir)
     with progress("checking"):
         findings = asyncio.run(examine(asked))
     click.echo(as_json_text(findings) if as_json else as_lines(findings))

@@ -146,7 +146,7 @@ def command(
     network = server_network(listen=listen, announce=announce, identity=identity)
     listed = (load_allowed(reserve_for) or frozenset()) | (network.gate.allowed or frozenset())
     config, network = replace(config, listed=listed), replace(network, listed=listed)
-    for finding in examine_machine(*chosen_gate_files(), identity=identity):
+    for finding in examine_machine(*chosen_gate_files(), identity=identity, cache_dir=source.cache_dir):
         tell_finding(finding)
 
     def serve(stop: asyncio.Event, ready: Callable[[], None]) -> Awaitable[None]:

@@ -26,17 +26,20 @@ class Asked:
     identity: Path | None = None
     swarm_keys: Sequence[Path] = ()
     allow: Sequence[Path] = ()
+    cache_dir: Path | None = None
 
 
-def examine_machine(keys: Sequence[Path], allow: Sequence[Path], *, identity: Path | None) -> list[Finding]:
-    """What can be said before the network: `corolla serve` begins with it."""
+def examine_machine(
+    keys: Sequence[Path], allow: Sequence[Path], *, identity: Path | None, cache_dir: Path | None = None
+) -> list[Finding]:
+    """What can be said before the network: `corolla serve` begins with it. `cache_dir` None: the user's own cache."""
     key, _ = check_key(keys, allow)
-    return [key, check_identity(identity), check_disk(user_cache()), check_memory()]
+    return [key, check_identity(identity), check_disk(cache_dir or user_cache()), check_memory()]
 
 
 async def examine(asked: Asked) -> list[Finding]:
     """A finding for each check that could be made. Bounded in time; raises nothing that the user can cure."""
-    findings = examine_machine(asked.swarm_keys, asked.allow, identity=asked.identity)
+    findings = examine_machine(asked.swarm_keys, asked.allow, identity=asked.identity, cache_dir=asked.cache_dir)
     _, gate = check_key(asked.swarm_keys, asked.allow)
     if gate is None:
         return findings

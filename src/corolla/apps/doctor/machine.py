@@ -54,9 +54,11 @@ def check_disk(directory: Path) -> Finding:
     try:
         free = shutil.disk_usage(place).free
     except OSError as fault:
-        return Finding("disk", "bad", f"{place} cannot be used: {fault.strerror or fault}", "set XDG_CACHE_HOME")
+        return Finding(
+            "disk", "bad", f"{place} cannot be used: {fault.strerror or fault}", "name another with --cache-dir"
+        )
     if not os.access(place, os.W_OK):
-        return Finding("disk", "bad", f"{place} cannot be written", "set XDG_CACHE_HOME to a directory of yours")
+        return Finding("disk", "bad", f"{place} cannot be written", "name a directory of yours with --cache-dir")
     return _judge_bytes("disk", free, ENOUGH_DISK_BYTES, LEAST_DISK_BYTES, f"in {directory}", "free some space")
 
 
