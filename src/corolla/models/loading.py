@@ -138,8 +138,9 @@ def load_pruned(
 ) -> tuple[PreTrainedModel, int]:
     """An instance of `kind` with the checkpoint's weights, and how many bytes of them were read.
 
-    `outline`: the same, pruned, on the meta device. `is_mapped`: leave the weights on the disk until they are touched. Raises BadInput when a tensor is missing, holds
-    NaN or has another shape than the config says, or what getting them from a hub raised.
+    `outline`: the same, pruned, on the meta device. `is_mapped`: leave the weights on the disk until they are touched.
+    Raises BadInput when a tensor is missing, holds NaN or has another shape than the config says, or what getting them
+    from a hub raised.
     """
     sources = needed_tensors(checkpoint, outline, quantizer_of(checkpoint, outline, device))
     needed = list(dict.fromkeys(sources.values()))
