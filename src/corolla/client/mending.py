@@ -11,6 +11,7 @@ What a fault calls for is decided in `recovery.py`, who takes a place in `substi
 import asyncio
 import logging
 
+from corolla.client.doubts import after_fault, is_remembered
 from corolla.client.hop import Hop
 from corolla.client.moving import Mover
 from corolla.client.recovery import mark_fresh, remedy_for, remedy_for_link
@@ -77,9 +78,14 @@ class Mender:
         await self._recover(must=False, may_wait=False)
 
     async def prepare(self) -> None:
-        """Mend what broke since the last run, before anything new is sent."""
-        if self._faults or any(hop.error for hop in self._ring.hops):
-            await self._recover(must=False)
+        """Mend what broke since the last run, before anything new is sent; now links may be tried again, too."""
+        must = False
+        for hop, error in self._faults:
+            if isinstance(error, LinkDown) and hop in self._ring.hops:
+                must |= self._judge_link(hop, error.peer)
+        must |= self._ring.join_again()
+        if must or self._faults or self._lost():
+            await self._recover(must=must)
 
     async def rebuild(self) -> None:
         """Build every place anew: servers may have gone further than we count."""
@@ -113,8 +119,8 @@ class Mender:
     async def _stand_between_all(self) -> None:
         """A link between two of them swallows what they push, or one of them does."""
         log.warning("steps vanish between servers; they go through the client from now on")
-        for place in self._ring.places[1:]:
-            self._ring.part_at(place.start)
+        for index in range(1, len(self._ring.places)):
+            self._ring.part_link(index)
         await self._recover(must=True)
 
     async def _judge(self, hop: Hop, error: SwarmError) -> bool:
@@ -150,12 +156,13 @@ class Mender:
 
     def _judge_link(self, hop: Hop, peer: PeerId) -> bool:
         ring, index = self._ring, self._ring.hops.index(hop)
-        remedy = remedy_for_link(ring.places, self._lost(), index, peer, again=(hop.peer, peer) in ring.suspect_links)
+        again = is_remembered(ring.doubts.get((hop.peer, peer)), loop_time())
+        remedy = remedy_for_link(ring.places, self._lost(), index, peer, again=again)
         if remedy == "part":
             log.warning("link goes through the client", extra={"peer": short(hop.peer), "next": short(peer)})
-            ring.part_at(ring.places[index + 1].start)
+            ring.part_link(index + 1)
         elif remedy == "repeat":
-            ring.suspect_links.add((hop.peer, peer))
+            ring.doubts[hop.peer, peer] = after_fault(loop_time())
         return remedy != "none"
 
     def _count_fruitless(self, fault: SwarmError) -> None:

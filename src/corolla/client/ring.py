@@ -7,18 +7,21 @@ What is decided lies in `client/recovery.py`; when and why is `client/session.py
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from corolla.client.doubts import Doubt, after_parting, may_try
 from corolla.client.hop import Hop, Listener, ServerLink
 from corolla.client.recovery import Held, Place, WrongAnswer, mark_fresh, must_rebuild
 from corolla.client.replays import Replays
 from corolla.client.router import Router, ServedModel
 from corolla.client.segments import Segments
 from corolla.client.steps import Pending, Steps
+from corolla.clock import loop_time
 from corolla.errors import (
     CacheFull,
     HopFailed,
@@ -35,6 +38,8 @@ from corolla.swarm.route import Route
 from corolla.wire import messages as wire
 from corolla.wire.journal import Journal
 from corolla.wire.tensors import DType, WireTensor
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -88,8 +93,8 @@ class Ring:
         """Of the route: counts how often one was tried."""
         self.num_taken = 0
         """Routes that were taken, the first one included."""
-        self.suspect_links: set[tuple[PeerId, PeerId]] = set()
-        """Links of this route that one of its servers could not use once."""
+        self.doubts: dict[tuple[PeerId, PeerId], Doubt] = {}
+        """Of links of this route that one of its servers could not use."""
         self._exact = exact
         self._longest_step = 0
         """Positions × rows of the longest step so far."""
@@ -174,6 +179,27 @@ class Ring:
         """
         self.segments.part_at(start, self.places, on_suspicion=on_suspicion)
 
+    def part_link(self, index: int) -> None:
+        """The link to the place at `index` does not work: stand between, for a while."""
+        link = self.places[index - 1].peer, self.places[index].peer
+        self.doubts[link] = after_parting(self.doubts.get(link), loop_time())
+        self.part_at(self.places[index].start)
+
+    def join_again(self) -> bool:
+        """Between two steps: let servers push to each other again that could not for a while. False: there are none,
+        or it is too early; True: the route has to be taken anew."""
+        now = loop_time()
+        starts = [
+            following.start
+            for place, following in pairwise(self.places)
+            if self.segments.is_parted_by_need(following.start)
+            and may_try(self.doubts.get((place.peer, following.peer)), now)
+        ]
+        for start in starts:
+            log.info("link is tried again", extra={"block": start})
+            self.segments.join_at(start)
+        return bool(starts)
+
     def watch_segment(self, tail: Hop) -> None:
         """Stand between all the servers that an answer has come through: one of them is wrong, and those behind it
         may have taken that in."""
@@ -222,7 +248,8 @@ class Ring:
         if self.version > 0:
             await self._replays.resend(self.hops, places, held, route_version=self.version, live_from=last_answered + 1)
         self.places = [Place(place.peer, place.start, place.end) for place in places]
-        self.suspect_links &= {(place.peer, following.peer) for place, following in pairwise(places)}
+        links = {(place.peer, following.peer) for place, following in pairwise(places)}
+        self.doubts = {link: doubt for link, doubt in self.doubts.items() if link in links}
         self.num_taken += 1
 
     async def build_aside(self, hop: Hop, index: int) -> None:

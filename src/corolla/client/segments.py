@@ -70,6 +70,14 @@ class Segments:
         journal.skip(self._steps.position)
         self.heads = dict(sorted(self.heads.items()))
 
+    def is_parted_by_need(self, start: int) -> bool:
+        """Whether a segment begins there because two servers could not reach each other, and not on suspicion."""
+        return start > 0 and start in self.heads and start not in self._watched
+
+    def join_at(self, start: int) -> None:
+        """Between two steps: the server before this block pushes on to the one that begins with it again."""
+        del self.heads[start]
+
     def follow(self, places: Sequence[Place]) -> None:
         """Where a new place lies across a border that the client kept, that border is gone; so is one that was only
         to watch two servers, when they are not neighbours any more."""
