@@ -12,3 +12,4 @@ def test_both_ways_are_timed_and_the_cache_is_left_alone(family, tiny):
     assert measured.num_blocks == 4
     assert 0 < measured.direct_s < 1
     assert 0 < measured.skeleton_s < 1
+    assert measured.taped_overhead_s is not None

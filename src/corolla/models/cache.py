@@ -6,7 +6,7 @@ answer from one shared counter. A plain attention layer is replaced by `GrowingL
 buffers: `torch.cat` costs 44 µs a block and token at 512 tokens, and grows; this costs 12.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import cache as memoize
 from typing import Final, TypeGuard, TypeVar, cast
 
@@ -175,10 +175,30 @@ class SpanCache(GhostedCache):
         self.start = start
         self.end = end
         self.rows = rows
+        self._hosted = tuple(hosted)
         self._hosted_layers = cast("list[CacheLayerMixin]", [self.layers[index] for index in hosted])
         self._sliding_layers = [layer for layer in self._hosted_layers if _is_plain_sliding(layer)]
         for layer in self._sliding_layers:
             layer.activate_past_recording()
+
+    @property
+    def grows_only(self) -> bool:
+        """Whether every hosted layer is a plain attention layer, and nothing else is kept."""
+        return type(self) is SpanCache and all(type(layer) is GrowingLayer for layer in self._hosted_layers)
+
+    def put(self, layer: Callable[[int], CacheLayerMixin], num_tokens: int) -> None:
+        """Let `layer(index)` stand for each hosted layer, as if `num_tokens` positions were held."""
+        for index in self._hosted:
+            self.layers[index] = layer(index)
+        self.position.num_tokens = num_tokens
+
+    def equals(self, other: "SpanCache") -> bool:
+        """Whether both hold the very same bits."""
+        held, others = ([*map(_tensors, cache._hosted_layers)] for cache in (self, other))
+        return self.num_tokens == other.num_tokens and all(
+            len(mine := list(left)) == len(theirs := list(right)) and all(map(torch.equal, mine, theirs))
+            for left, right in zip(held, others, strict=True)
+        )
 
     @property
     def nbytes(self) -> int:

@@ -50,6 +50,11 @@ def _without_data(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_meta else tensor.to("meta")
 
 
+def grouped_mm_without_data(left: Tensor, right: Tensor) -> Tensor:
+    """Something of the shape that `_grouped_mm` gives: it has no form for every dtype on the meta device."""
+    return left.new_empty(*left.shape[:-1], right.shape[-1])
+
+
 def _numbers(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int64, device="meta")
 
@@ -75,7 +80,7 @@ def _ones(shape: list[int]) -> Any:
 
 _ANSWERS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
-        "_grouped_mm": lambda left, right, *_: left.new_empty(*left.shape[:-1], right.shape[-1]),
+        "_grouped_mm": lambda left, right, *_: grouped_mm_without_data(left, right),
         "_local_scalar_dense": _scalar,
         "is_nonzero": lambda _tensor: True,
         "equal": lambda _left, _right: True,
@@ -88,6 +93,9 @@ _ANSWERS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "unique_consecutive": lambda tensor, *_: (tensor.new_empty(1), _numbers(*tensor.shape), _numbers(1)),
     }
 )
+
+VALUE_DEPENDENT: Final = frozenset(_ANSWERS) - {"_grouped_mm"}
+"""Operations whose result, or its shape, cannot be told without values."""
 
 
 _patching = threading.Lock()

@@ -1,4 +1,4 @@
-"""What the skeleton costs: a span's forward against calling the same blocks directly.
+"""What the skeleton costs, and a tape saves: a span's forward against calling the same blocks directly.
 
 The direct way calls the hosted blocks with what the skeleton gave them at the same position: rotary tables, masks and
 positions come for free, so the difference is all that the family's forward, its pass-throughs and the injection cost.
@@ -27,6 +27,8 @@ class SpanOverhead:
     direct_s: float
     overhead_s: float
     """Median of the differences of neighbouring calls, which is steadier than the difference of the medians."""
+    taped_overhead_s: float | None
+    """The same for steps from a tape, which take less than the calls (negative); None: the span has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +40,17 @@ class _BlockCall:
 
 @torch.inference_mode()
 def measure_span_overhead(span: Span, *, context_tokens: int = 64, repeats: int = 200) -> SpanOverhead:
-    """Time decode steps of one row at position `context_tokens`, skeleton and direct in turn."""
+    """Time decode steps of one row at position `context_tokens`, skeleton or tape and direct in turn.
+
+    `span` has no tapes yet, and may have some afterwards.
+    """
     cache = span.new_cache(1)
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randn(1, context_tokens, span.hidden_size, generator=generator).to(span.device, span.dtype)
     span.forward(prompt, cache)
     calls = _record_calls(span, prompt[:, -1:], cache)
 
-    def skeleton() -> Tensor:
+    def by_span() -> Tensor:
         return span.forward(prompt[:, -1:], cache)
 
     def direct() -> Tensor:
@@ -53,14 +58,23 @@ def measure_span_overhead(span: Span, *, context_tokens: int = 64, repeats: int 
         cache.advance(1)
         return output
 
-    assert torch.equal(_timed(skeleton, cache)[1], _timed(direct, cache)[1]), "both ways compute the same"
-    pairs = [(_timed(skeleton, cache)[0], _timed(direct, cache)[0]) for _ in range(repeats)]
+    def in_turn() -> list[tuple[float, float]]:
+        assert torch.equal(_timed(by_span, cache)[1], _timed(direct, cache)[1]), "both ways compute the same"
+        return [(_timed(by_span, cache)[0], _timed(direct, cache)[0]) for _ in range(repeats)]
+
+    pairs = in_turn()
+    taped_pairs = in_turn() if span.use_tapes() else []
     return SpanOverhead(
         num_blocks=span.num_blocks,
         skeleton_s=statistics.median(pair[0] for pair in pairs),
         direct_s=statistics.median(pair[1] for pair in pairs),
-        overhead_s=statistics.median(pair[0] - pair[1] for pair in pairs),
+        overhead_s=_median_difference(pairs),
+        taped_overhead_s=_median_difference(taped_pairs) if taped_pairs else None,
     )
+
+
+def _median_difference(pairs: list[tuple[float, float]]) -> float:
+    return statistics.median(first - second for first, second in pairs)
 
 
 def _timed(step: Callable[[], Tensor], cache: SpanCache) -> tuple[float, Tensor]:

@@ -5,7 +5,8 @@ advanced. A session may use fewer blocks than are hosted (a route that enters in
 a smaller one): its cache says which. One device thread; two forwards of one span at once are not allowed.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, cast
@@ -19,8 +20,9 @@ from corolla.models.building import building
 from corolla.models.cache import SpanCache, with_calls
 from corolla.models.capabilities import Capabilities, find_capabilities
 from corolla.models.dataflow import Dataflow
-from corolla.models.family import Structure
+from corolla.models.family import CODE_FAILS, Structure
 from corolla.models.quantization import held_bytes
+from corolla.models.recording import MIN_TOKENS, CannotRecord, RecordedLayers, Recording, record
 from corolla.models.skeleton import (
     Entry,
     Exit,
@@ -32,6 +34,9 @@ from corolla.models.skeleton import (
     find_blocks,
     text_config,
 )
+from corolla.models.tape import Play, write_tape
+
+log = logging.getLogger(__name__)
 
 _MAX_SECTIONS: Final = 32
 """Block lists kept ready; building one again costs less than a step, and clients choose which there are."""
@@ -79,6 +84,8 @@ class Span:
         self._cache_kind = with_calls(SpanCache, structure.special.cache_calls)
         self._config = text_config(model.config)
         self._section = lru_cache(_MAX_SECTIONS)(self._build_section)
+        self._tape = lru_cache(_MAX_SECTIONS)(self._find_tape)
+        self._recording: Recording | None = None
         self._installed: _Section | None = None
 
     @property
@@ -137,25 +144,100 @@ class Span:
         """
         num_rows, num_new, _ = hidden.shape
         assert num_rows == cache.rows, "the session checks rows before"
-        arguments: dict[str, object] = {"use_cache": True, self.structure.cache_argument: cache}
+        # Always said: some families (bamba) count from 0 again in every chunk when they are not told.
+        positions = self._count_on(cache, num_new) if position_ids is None else position_ids.to(self.device)
+        stream = self.structure.unflatten(hidden.to(device=self.device, dtype=self.dtype))
+        extra: dict[str, Tensor] = {}
         if self.dataflow.needs_token_ids:
             assert token_ids is not None, "the session checks them before"
-            arguments["input_ids"] = token_ids.to(self.device)
+            extra["input_ids"] = token_ids.to(self.device)
+        if left_padding is not None and any(left_padding):
+            extra["attention_mask"] = self._attention_mask(left_padding, cache.num_tokens + num_new)
+        tape = None
+        if self._recording is not None and num_rows == num_new == 1 and not extra and cache.num_tokens >= MIN_TOKENS:
+            tape = self._tape(cache.start, cache.end)
+        if tape is None:
+            output = self._run_family(stream, positions, cache, extra)
         else:
+            output = tape(stream, positions, cache.layers, cache.num_tokens)
+        cache.advance(num_new)
+        return self.structure.flatten(output)
+
+    def use_tapes(self) -> bool:
+        """Take tapes for decode steps of one row from here on, where the family can be recorded (`tape.py`).
+
+        Whether all of the span's blocks have one; those of a part are found when a session first needs it.
+        """
+        if self.dataflow.needs_token_ids or not self.new_cache(1).grows_only:
+            return False
+        try:
+            self._recording = self._record()
+        except CannotRecord as reason:
+            self._log_no_tape(str(reason))
+        except Exception as failure:  # noqa: BLE001 - whatever another's code raises without data: it runs as ever
+            self._log_no_tape(repr(failure))
+        return self._recording is not None and self._tape(self.start, self.end) is not None
+
+    @torch.no_grad()  # inference mode keeps tensors from some of what a forward does without data
+    def _record(self) -> Recording:
+        cache = self.new_cache(1)
+        hidden = torch.zeros(1, 1, self.hidden_size, dtype=self.dtype, device=self.device)
+
+        def run(hidden: Tensor, positions: Tensor, layers: RecordedLayers) -> None:
+            cache.put(layers.layer, layers.num_tokens)
+            self._run_family(hidden, positions, cache, {})
+
+        blocks = dict(enumerate(self.blocks, self.start))
+        return record(self._model, blocks, self.structure.unflatten(hidden), run)
+
+    def _log_no_tape(self, reason: str) -> None:
+        log.debug("no tape", extra={"family": self.structure.family, "reason": reason})
+
+    def _find_tape(self, start: int, end: int) -> Play | None:
+        """A tape for the blocks `[start, end)`, tried out; None: they run by the family's forward."""
+        assert self._recording is not None, "recorded first"
+        try:
+            tape = write_tape(
+                self._recording, after=None if start == self.start else start - 1, last=end - 1, device=self.device
+            )
+            if self._plays_exactly(tape, start, end):
+                return tape
+        except CannotRecord as reason:
+            self._log_no_tape(str(reason))
+        except CODE_FAILS as failure:
+            self._log_no_tape(repr(failure))
+        else:
+            self._log_no_tape("it gave other bits than the family's forward")
+        return None
+
+    def _plays_exactly(self, tape: Play, start: int, end: int) -> bool:
+        """Whether a tape gives the forward's bits, and leaves them in the cache, at a few lengths."""
+        played, expected = self.new_cache(1, start, end), self.new_cache(1, start, end)
+        chance = torch.Generator().manual_seed(0)
+        for num_new in (3, 1, 1, 1):
+            hidden = torch.randn(1, num_new, self.hidden_size, generator=chance).to(self.device, self.dtype)
+            stream, positions = self.structure.unflatten(hidden), self._count_on(expected, num_new)
+            output = self._run_family(stream, positions, expected, {})
+            if num_new > 1:
+                self._run_family(stream, positions, played, {})
+            elif not torch.equal(tape(stream, positions, played.layers, played.num_tokens), output):
+                return False
+            for cache in (played, expected):
+                cache.advance(num_new)
+        return played.equals(expected)
+
+    def _run_family(self, stream: Tensor, positions: Tensor, cache: SpanCache, extra: Mapping[str, Tensor]) -> Tensor:
+        """The family's forward over the cache's blocks; `extra` arguments go beside the ordinary ones."""
+        num_rows, num_new = positions.shape
+        arguments: dict[str, object] = {"use_cache": True, self.structure.cache_argument: cache, **extra}
+        if "input_ids" not in extra:
             arguments["inputs_embeds"] = self._placeholder(num_rows, num_new)
         if self.structure.takes_position_ids:
-            # Always said: some families (bamba) count from 0 again in every chunk when they are not told.
-            positions = self._count_on(cache, num_new) if position_ids is None else position_ids.to(self.device)
             arguments["position_ids"] = positions
-        if left_padding is not None and any(left_padding):
-            arguments["attention_mask"] = self._attention_mask(left_padding, cache.num_tokens + num_new)
         arguments |= self.structure.special.arguments
         section = self._section(cache.start, cache.end)
         self._install(section)
-        stream = self.structure.unflatten(hidden.to(device=self.device, dtype=self.dtype))
-        output = self._run(section.door, stream, arguments)
-        cache.advance(num_new)
-        return self.structure.flatten(output)
+        return self._run(section.door, stream, arguments)
 
     def _build_section(self, start: int, end: int) -> _Section:
         blocks = list(self._whole_list)

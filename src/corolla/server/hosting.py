@@ -102,6 +102,8 @@ class Host:
         span = load_span(
             self.checkpoint, start, end, dtype=self._dtype, device=config.device, quantization=config.quantization
         )
+        if config.quantization == "none":  # quantized layers keep state of their own, which a recording could disturb
+            span.use_tapes()
         speed = remembered_speed(span, self._key(span.dtype, span.num_blocks), self._speeds_file)
         give_back_freed()
         seconds = round(time.perf_counter() - began, 1)

@@ -130,3 +130,7 @@ def _print_span_overhead(console: Console, cost: SpanOverhead) -> None:
         f"the skeleton costs {1000 * cost.overhead_s:.2f} ms per span of {cost.num_blocks} blocks over calling the "
         f"same blocks directly ({1000 * cost.skeleton_s:.2f} against {1000 * cost.direct_s:.2f} ms)"
     )
+    if cost.taped_overhead_s is not None:
+        console.print(
+            f"from a tape, as servers run them, the span takes {1000 * cost.taped_overhead_s:+.2f} ms beside that"
+        )
