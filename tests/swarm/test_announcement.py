@@ -50,6 +50,7 @@ HONEST = Announcement(
     addresses=["/ip4/127.0.0.1/tcp/1234/p2p/12D3KooWme"],
     announced_at=1_800_000_000.0,
     commit="0123456789abcdef0123456789abcdef01234567",
+    inflows={"KooWbefor1": 12_500_000},
 )
 
 
@@ -117,6 +118,13 @@ NONSENSE: list[tuple[str, Any]] = [
     ("commit", "main"),
     ("commit", "0" * 40 + "\n"),
     ("commit", None),
+    ("inflows", {"peer": 0}),
+    ("inflows", {"peer": -1}),
+    ("inflows", {"peer": 1 << 41}),
+    ("inflows", {"peer": math.nan}),
+    ("inflows", {"peer": 1e6 + 0.5}),
+    ("inflows", {"\x1b": 1}),
+    ("inflows", {f"peer{number}": 1 for number in range(9)}),
 ]
 
 
@@ -154,8 +162,11 @@ def test_whatever_a_field_holds_the_result_makes_sense(name: str, value: Any) ->
         return
     assert 0 <= said.start < said.end <= said.num_blocks <= 10_000
     numbers = [said.decode_tokens_per_s, said.prefill_tokens_per_s, said.queue_s, *said.next_rtts.values()]
+    assert all(0 < number < math.inf for number in said.inflows.values())
     assert all(0 <= number < math.inf for number in numbers)
-    assert all(text.isprintable() for text in [said.name, said.model_name, said.version, *said.next_rtts])
+    assert all(
+        text.isprintable() for text in [said.name, said.model_name, said.version, *said.next_rtts, *said.inflows]
+    )
 
 
 @given(st.binary(max_size=1024) | Anything.map(msgspec.msgpack.encode))
@@ -167,13 +178,14 @@ def test_any_bytes_are_an_announcement_or_are_rejected(value: bytes) -> None:
 
 
 def test_the_fullest_announcement_fits_into_a_record() -> None:
-    """Round trips make way first, the longest of them before the others, then addresses."""
+    """Capacities make way first, then round trips, the longest of them before the others, then addresses."""
     peers = [ephemeral().peer for _ in range(8)]
     full = msgspec.structs.replace(
         HONEST,
         model_name="m" * 64,
         name="ñ" * 64,
-        adapters=["a" * 30] * 6,
+        adapters=["a" * 28] * 6,
+        inflows={short_peer(peer): 1_000_000 for peer in peers},
         next_rtts={short_peer(peer): 0.010 + number / 1000 for number, peer in enumerate(peers)},
         addresses=[f"/ip6/2001:db8::{number}/tcp/12345/p2p/{peers[0]}" for number in range(4)],
     )
@@ -181,6 +193,7 @@ def test_the_fullest_announcement_fits_into_a_record() -> None:
     assert len(value) <= MAX_VALUE_BYTES
     said = decode_announcement(value)
     assert said.addresses == full.addresses
+    assert not said.inflows
     assert list(said.next_rtts) == [short_peer(peer) for peer in peers[: len(said.next_rtts)]]
     assert 1 <= len(said.next_rtts) < 8
     assert len(sign_record(ephemeral(), announcement_key(FINGERPRINT, peers[0]), value, 1_800_000_600.0)) <= 1024
@@ -222,3 +235,17 @@ def test_a_clean_name_is_printable_short_and_stays_as_it_is(text: str) -> None:
 
 def test_a_clean_name_keeps_what_can_be_read() -> None:
     assert clean_name("  my\tbox\n\x1b[31m of café\u202e ") == "my box [31m of café"
+
+
+def test_the_slowest_links_are_announced_when_there_is_no_room_for_all() -> None:
+    peers = [ephemeral().peer for _ in range(8)]
+    full = msgspec.structs.replace(
+        HONEST,
+        adapters=["a" * 60] * 7,
+        next_rtts={short_peer(peer): 0.010 for peer in peers},
+        inflows={short_peer(peer): (number + 1) << 20 for number, peer in enumerate(peers)},
+    )
+    said = decode_announcement(full.encode())
+    assert said.next_rtts == full.next_rtts
+    assert 1 <= len(said.inflows) < 8
+    assert list(said.inflows) == [short_peer(peer) for peer in peers[: len(said.inflows)]]

@@ -4,7 +4,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ def server(
     queue_s: float = 0.0,
     state: Literal["joining", "online", "draining"] = "online",
     next_rtts: dict[str, float] | None = None,
+    inflows: dict[str, int] | None = None,
     num_blocks: int = 4,
 ) -> ServerView:
     said = Announcement(
@@ -51,6 +52,7 @@ def server(
         max_session_tokens=max_session_tokens,
         queue_s=queue_s,
         next_rtts=next_rtts or {},
+        inflows=inflows or {},
     )
     return ServerView(PeerId(name), said, expires_at=0.0, rtt_s=rtt_s)
 
@@ -121,6 +123,17 @@ def test_the_announced_delay_between_servers_counts() -> None:
     found = route([a, server("B", 2, 4, 0.2), server("C", 2, 4, 0.2)], 4)
     assert hops(found) == [("A", 0, 2), ("C", 2, 4)]
     assert found.cost_s == pytest.approx(0.1 + 0.018 + 0.0005 + 0.018 + 0.1)
+
+
+def test_a_thin_link_costs_what_the_activations_take_on_it() -> None:
+    a, wide = server("A", 0, 2, 0.02), server("wide", 2, 4, 0.03, inflows={"A": 100_000_000})
+    thin = server("thin", 2, 4, 0.02, inflows={"A": 500_000, "someone else": 1})
+    found = route([a, wide, thin], 4)
+    assert hops(found) == [("A", 0, 2), ("wide", 2, 4)]
+    price = price_route(View.of([a, thin]), route([a, thin], 4).hops, EXACT, tokens_needed=100)
+    assert price is not None
+    assert [hop.transfer_s for hop in price.hops] == [0.0, pytest.approx(EXACT.activation_bytes / 500_000)]
+    assert hops(route([a, wide, thin], 4, cost=replace(EXACT, activation_bytes=100))) == [("A", 0, 2), ("thin", 2, 4)]
 
 
 def test_an_unannounced_delay_between_servers_is_the_way_through_the_client() -> None:
@@ -202,6 +215,7 @@ def random_swarm(rng: random.Random) -> tuple[View, int]:
             queue_s=rng.choice([0.0, rng.random() / 10]),
             state=rng.choice(["online", "online", "online", "draining", "joining"]),
             next_rtts={str(other): rng.random() / 5 for other in names if rng.random() < 0.3},
+            inflows={str(other): rng.choice([1, 100_000, 1 << 40]) for other in names if rng.random() < 0.2},
             num_blocks=num_blocks,
         )
         servers.append(replace(announced, queue_s=rng.choice([None, 0.05]), block_s=rng.choice([None, 0.001, 0.1])))
@@ -421,14 +435,31 @@ def chained_view(num_servers: int, num_blocks: int, rng: random.Random) -> View:
 
 @pytest.mark.parametrize(("num_servers", "num_blocks", "limit_s"), [(20, 80, 0.001), (1000, 126, 0.050)])
 def test_a_search_is_quick(num_servers: int, num_blocks: int, limit_s: float) -> None:
+    """CPU time on a machine like that of `docs/routing.md`: beside a yardstick, since others slow a busy one down."""
     rng = random.Random(3)
     view = chained_view(num_servers, num_blocks, rng)
     durations_s: list[float] = []
+    yardsticks_s: list[float] = []
     for _ in range(20):
-        started_at = time.process_time()
-        find_route(view, num_blocks, CostModel(), tokens_needed=100, rng=rng)
-        durations_s.append(time.process_time() - started_at)
-    assert sorted(durations_s)[18] < limit_s
+        durations_s.append(cpu_s(lambda: find_route(view, num_blocks, CostModel(), tokens_needed=100, rng=rng)))
+        yardsticks_s.append(cpu_s(yardstick))
+    slowness = max(1.0, sorted(yardsticks_s)[10] / YARDSTICK_S)
+    assert sorted(durations_s)[18] < limit_s * slowness
+
+
+YARDSTICK_S = 0.007
+
+
+def yardstick() -> None:
+    known: dict[int, float] = {}
+    for number in range(50_000):
+        known[number & 1023] = min(known.get(number & 1023, 1e9), number * 0.5)
+
+
+def cpu_s(work: Callable[[], object]) -> float:
+    started_at = time.process_time()
+    work()
+    return time.process_time() - started_at
 
 
 @pytest.mark.parametrize("bad", [{"near_tie": -0.1}, {"no_room_s": float("nan")}, {"unknown_tokens_per_s": 0.0}])

@@ -18,6 +18,7 @@ from typing import Final
 
 from corolla.errors import HopFailed, LocalProtocolError, RemoteProtocolError, SwarmError, Unsupported
 from corolla.ids import PeerId
+from corolla.net.inflow import InflowMeter
 from corolla.net.streams import ByteStream
 from corolla.wire.frames import DEFAULT_LIMITS, Limits, MessageReader, frame_message
 from corolla.wire.messages import AnyMessage
@@ -46,15 +47,21 @@ class Channel:
         we_dialed: bool,
         on_message: OnMessage,
         on_closed: OnEnded,
+        on_inflow: Callable[[float], None] | None = None,
         limits: Limits = DEFAULT_LIMITS,
         max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> None:
-        """`we_dialed`: which side is the stranger whose first message must be small. Needs a running loop."""
+        """`we_dialed`: which side is the stranger whose first message must be small. Needs a running loop.
+
+        `on_inflow`: told now and then at how many bytes a second a large message has come.
+        """
         self._loop = asyncio.get_running_loop()
         self._stream = stream
         self._we_dialed = we_dialed
         self._on_message = on_message
         self._on_closed = on_closed
+        self._on_inflow = on_inflow
+        self._inflow = InflowMeter()
         self._limits = limits
         self._max_pending_bytes = max_pending_bytes
         self._reader = MessageReader(limits, is_stranger=not we_dialed)
@@ -109,6 +116,7 @@ class Channel:
 
     def pause(self) -> None:
         """Stop reading; messages of the bytes at hand may still come."""
+        self._inflow.interrupt()
         self._stream.pause_reading()
 
     def resume(self) -> None:
@@ -134,6 +142,10 @@ class Channel:
                 self._on_message(message)
                 if not self._is_open:
                     return
+            if self._on_inflow is not None:
+                bytes_per_s = self._inflow.saw(self._reader.bytes_under_way, self._last_heard)
+                if bytes_per_s is not None:
+                    self._on_inflow(bytes_per_s)
         except (RemoteProtocolError, Unsupported) as error:
             if not self._we_dialed:
                 self._stream.report_nonsense()

@@ -6,9 +6,10 @@ It may come before the session is opened here: what follows is left unread until
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from corolla.errors import RemoteProtocolError, SwarmError
-from corolla.ids import SessionId, short
+from corolla.ids import PeerId, SessionId, short
 from corolla.net.channel import Channel
 from corolla.net.streams import ByteStream
 from corolla.server.config import SessionLimits
@@ -24,12 +25,15 @@ class DataStreams:
     """All incoming data streams of one server, and which session each belongs to."""
 
     def __init__(
-        self, limits: SessionLimits, sessions: Callable[[], Iterable[HostedSession]], routes: Routes, steps: Steps
-    ) -> None:
+        self, limits: SessionLimits, sessions: Callable[[], Iterable[HostedSession]], routes: Routes, steps: Steps,
+        saw_inflow: Callable[[PeerId, float], None],
+    ) -> None:  # fmt: skip
+        """`saw_inflow`: told at how many bytes a second large messages come from a peer."""
         self._limits = limits
         self._sessions = sessions
         self._routes = routes
         self._steps = steps
+        self.saw_inflow = saw_inflow
         self._streams: set[DataStream] = set()
 
     def accept(self, stream: ByteStream) -> None:
@@ -92,7 +96,10 @@ class DataStream:
         self._asked: SessionId | None = None
         self._early: list[wire.Step] = []
         """Steps that came before their session was opened; reading is paused meanwhile."""
-        self.channel = Channel(stream, we_dialed=False, on_message=self._on_message, on_closed=self._on_closed)
+        self.channel = Channel(
+            stream, we_dialed=False, on_message=self._on_message, on_closed=self._on_closed,
+            on_inflow=partial(streams.saw_inflow, stream.peer),
+        )  # fmt: skip
         self._deadline = asyncio.get_running_loop().call_later(attach_timeout_s, self._give_up)
 
     def match(self, session: HostedSession) -> None:

@@ -36,6 +36,7 @@ from corolla.server.runner import SpanRunner
 from corolla.server.session import on_reopen
 from corolla.server.steps import Steps
 from corolla.server.tasks import Tasks
+from corolla.swarm.capacity import Inflows
 from corolla.wire import messages as wire
 from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
 
@@ -88,7 +89,11 @@ class Handler:
             executor, limits, self._replies, self.counters, self._tasks, self.admission.bytes_in_flight, self._saw_step
         )
         self._routes = Routes(transport, executor, limits, self._replies, self._tasks, may_dial=may_dial)
-        self._streams = DataStreams(limits, lambda: list(self.sessions.values()), self._routes, self._steps)
+        self.inflows = Inflows()
+        self._streams = DataStreams(
+            limits, lambda: list(self.sessions.values()), self._routes, self._steps,
+            lambda peer, bytes_per_s: self.inflows.saw(peer, bytes_per_s, loop_time()),
+        )  # fmt: skip
         self._controls = Controls(self, liveness, self._tasks, lambda: executor.queue_s)
 
     def host(self, runner: SpanRunner, speed: tuple[float, float]) -> None:

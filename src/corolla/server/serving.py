@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 
 from corolla import __version__
+from corolla.clock import loop_time
 from corolla.ids import Fingerprint
 from corolla.net.streams import Transport
 from corolla.server.announcer import Announcer
@@ -65,7 +66,9 @@ async def serve_span(
     claim = Claim()
     announcer = Announcer(
         transport,
-        lambda: _announcement(transport, handler, followers, config, served, claim, is_movable=placement is not None),
+        lambda: _announcement(
+            transport, handler, followers, config, served, claim, watcher, is_movable=placement is not None
+        ),
         period_s=config.announce_period_s,
         lifetime_s=config.record_lifetime_s,
         view=lambda: watcher.view,
@@ -108,6 +111,7 @@ def _announcement(
     config: ServerConfig,
     served: ServedSpan,
     claim: Claim,
+    watcher: Watcher,
     *,
     is_movable: bool,
 ) -> Announcement:
@@ -125,6 +129,7 @@ def _announcement(
         free_cache_tokens=handler.pool.free_tokens,
         queue_s=handler.queue_s,
         next_rtts=followers.next_rtts,
+        inflows=handler.inflows.to_announce(watcher.view.servers, loop_time()),
     )
 
 

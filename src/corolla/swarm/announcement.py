@@ -30,6 +30,8 @@ SHORT_PEER_CHARS: Final = 10
 """Of a peer id's 52: 58 bits that nobody finds a second key for, in a fifth of the room."""
 UNREACHABLE_RTT_S: Final = 3600.0
 """Announced of a server that did not answer: longer than any real round trip."""
+MAX_INFLOWS: Final = 8
+MAX_BYTES_PER_S: Final = 1 << 40
 MAX_ADDRESSES: Final = 4
 MAX_ADAPTERS: Final = 8
 
@@ -42,6 +44,7 @@ Block = Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]
 # Bounds keep NaN and infinities out as well: msgspec refuses what does not compare.
 Speed = Annotated[float, Meta(ge=0, le=1e12)]
 WallTime = Annotated[float, Meta(ge=0, le=1e11)]
+BytesPerS = Annotated[int, Meta(ge=1, le=MAX_BYTES_PER_S)]
 Commit = Annotated[str, Meta(pattern=r"^(?:[0-9a-f]{40})?\Z")]
 Address = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -82,9 +85,12 @@ class Announcement(Struct, frozen=True, kw_only=True, array_like=True):
     """Of the hub's repository that the weights came from; the fingerprint, not this, says which weights they are."""
     is_movable: bool = False
     """The server goes where the swarm needs it; else it stays where its owner has put it."""
+    inflows: Annotated[dict[ShortPeer, BytesPerS], Meta(max_length=MAX_INFLOWS)] = {}
+    """Bytes a second that come from servers before this one, by `short_peer`, as real work has shown."""
 
     def encode(self) -> bytes:
-        """The record's value. When there are too many bytes, round trips go first (the longest), then addresses.
+        """The record's value. When there are too many bytes, the fastest of `inflows` go first, then round trips (the
+        longest), then addresses.
 
         Raises BadInput when it is too large without them, LocalProtocolError when readers would reject it.
         """
@@ -136,7 +142,7 @@ def decode_announcement(value: bytes) -> Announcement:
     if not 0 <= said.start < said.end <= said.num_blocks:
         raise AnnouncementRejected("a span that is empty or outside the model")
     _check_texts([said.model_name, said.dtype, said.quantization or "", said.version, said.name, said.fingerprint])
-    _check_texts([*said.adapters, *said.next_rtts, *said.addresses])
+    _check_texts([*said.adapters, *said.next_rtts, *said.inflows, *said.addresses])
     return said
 
 
@@ -173,6 +179,11 @@ def _flaw(fault: Exception, kind: type[Struct]) -> str:
 
 def _ever_shorter(said: Announcement) -> Iterator[Announcement]:
     yield said
+    inflows = sorted(said.inflows.items(), key=lambda item: item[1])
+    while inflows:
+        inflows.pop()
+        said = msgspec.structs.replace(said, inflows=dict(inflows))
+        yield said
     rtts = sorted(said.next_rtts.items(), key=lambda item: item[1])
     while rtts:
         rtts.pop()

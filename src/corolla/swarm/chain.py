@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from corolla.ids import PeerId
-from corolla.swarm.cost import CostModel, between_s, block_s, idle_block_s, leaving_s, one_way_s, queue_s, reserve_s
+from corolla.swarm.cost import (
+    CostModel,
+    between_s,
+    block_s,
+    idle_block_s,
+    leaving_s,
+    one_way_s,
+    queue_s,
+    reserve_s,
+    transfer_s,
+)
 from corolla.swarm.view import ServerView, View
 
 
@@ -35,6 +45,8 @@ class HopPrice:
     hop: RouteHop
     travel_s: float
     """From the client or the hop before, one way; penalties of that link included."""
+    transfer_s: float
+    """What the step's bytes take on a link whose capacity is known."""
     overhead_s: float
     queue_s: float
     compute_s: float
@@ -43,7 +55,7 @@ class HopPrice:
 
     @property
     def total_s(self) -> float:
-        return self.travel_s + self.overhead_s + self.queue_s + self.compute_s + self.penalty_s
+        return self.travel_s + self.transfer_s + self.overhead_s + self.queue_s + self.compute_s + self.penalty_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +84,20 @@ def price_route(view: View, hops: Iterable[RouteHop], cost: CostModel, *, tokens
         server = view.servers.get(hop.peer)
         if server is None or not server.is_usable or not server.start <= hop.start < hop.end <= server.end:
             return None
-        travel_s = one_way_s(cost, server.rtt_s) if previous is None else between_s(cost, view, previous, server)
-        prices.append(_price_hop(server, hop, travel_s, cost, tokens_needed))
+        carried_s = 0.0 if previous is None else transfer_s(cost, previous, server)
+        there_s = one_way_s(cost, server.rtt_s) if previous is None else between_s(cost, view, previous, server)
+        prices.append(_price_hop(server, hop, there_s - carried_s, carried_s, cost, tokens_needed))
         previous = server
     return None if previous is None else RoutePrice(tuple(prices), one_way_s(cost, previous.rtt_s))
 
 
-def _price_hop(server: ServerView, hop: RouteHop, travel_s: float, cost: CostModel, tokens_needed: int) -> HopPrice:
+def _price_hop(
+    server: ServerView, hop: RouteHop, travel_s: float, carried_s: float, cost: CostModel, tokens_needed: int
+) -> HopPrice:
     return HopPrice(
         hop,
         travel_s=travel_s,
+        transfer_s=carried_s,
         overhead_s=cost.hop_overhead_s,
         queue_s=queue_s(server),
         compute_s=(hop.end - hop.start) * block_s(cost, server),

@@ -6,7 +6,7 @@ Every term comes from the view: what a server announces, or what this peer measu
 
 from dataclasses import dataclass
 
-from corolla.swarm.announcement import SHORT_PEER_CHARS
+from corolla.swarm.announcement import short_peer
 from corolla.swarm.view import ServerView, View
 
 
@@ -24,6 +24,8 @@ class CostModel:
     """Assumed for a pair of peers that nobody measured (predecessor: 0.15 s one way)."""
     unreachable_s: float = 5.0
     """Most that one way of any link costs: slow beats no route (predecessor: 5 s)."""
+    activation_bytes: float = 16_384.0
+    """What a decode step carries from server to server: one token of a 70B model in bf16 (of an 8B model, half)."""
     unknown_tokens_per_s: float = 300.0
     """Assumed of one block on a server that has not measured itself (predecessor: 300)."""
     near_tie: float = 0.05
@@ -45,13 +47,21 @@ def one_way_s(cost: CostModel, rtt_s: float | None) -> float:
 
 
 def between_s(cost: CostModel, view: View, server: ServerView, following: ServerView) -> float:
-    """Seconds from one server to the next: as the first announces it, else as long as the way through the client."""
-    announced_s = server.announcement.next_rtts.get(following.peer[-SHORT_PEER_CHARS:])
+    """Seconds from one server to the next: as the first announces it, else as long as the way through the client; and
+    what the activations take."""
+    announced_s = server.announcement.next_rtts.get(short_peer(following.peer))
     if announced_s is None and server.rtt_s is not None and following.rtt_s is not None:
         seconds = one_way_s(cost, server.rtt_s) + one_way_s(cost, following.rtt_s)
     else:
         seconds = one_way_s(cost, announced_s)
-    return seconds + view.link_penalties_s.get((server.peer, following.peer), 0.0)
+    penalty_s = view.link_penalties_s.get((server.peer, following.peer), 0.0)
+    return seconds + transfer_s(cost, server, following) + penalty_s
+
+
+def transfer_s(cost: CostModel, server: ServerView, following: ServerView) -> float:
+    """Seconds that a step's activations take through the link, by what the second has seen come from the first."""
+    bytes_per_s = following.announcement.inflows.get(short_peer(server.peer))
+    return 0.0 if bytes_per_s is None else min(cost.activation_bytes / bytes_per_s, cost.unreachable_s)
 
 
 def queue_s(server: ServerView) -> float:

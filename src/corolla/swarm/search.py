@@ -7,8 +7,8 @@ search over (server, block) would find, without a queue.
 
 What keeps the pass short: nearly every pair of servers has no measured delay of its own, and then the way between
 them falls apart into a part of the one and a part of the other (through the client, or a default). So one number
-for each block stands for all servers that end there (`_Arrivals`); only pairs with a delay or penalty of their own
-(at most eight a server, by the announcement's bound) are looked at one by one.
+for each block stands for all servers that end there (`_Arrivals`); only pairs with a delay, a capacity or a
+penalty of their own (at most eight of each a server, by the announcement's bound) are looked at one by one.
 """
 
 import heapq
@@ -92,6 +92,7 @@ class Search:
         self._arrivals: dict[int, _Arrivals] = {}
         self._own_links: dict[str, list[Stop]] = {}
         """Stops with a delay or a penalty of their own to this server (`short_peer`)."""
+        self._stops: dict[str, Stop] = {}
         self._penalised: dict[PeerId, list[str]] = {}
         for before, after in view.link_penalties_s:
             self._penalised.setdefault(before, []).append(short_peer(after))
@@ -141,6 +142,7 @@ class Search:
             return
         stop = Stop(server, end, arrive_s + at_entry_s, way_s, at_entry_s, per_block_s)
         self._arrivals.setdefault(end, _Arrivals([])).add(stop)
+        self._stops[short_peer(server.peer)] = stop
         for following in (*server.announcement.next_rtts, *self._penalised.get(server.peer, ())):
             self._own_links.setdefault(following, []).append(stop)
 
@@ -150,8 +152,10 @@ class Search:
         if server.start <= first:
             best_s = one_way_s(self._cost, server.rtt_s) + (end - first) * per_block_s
         own: dict[int, list[Stop]] = {}
-        for stop in self._own_links.get(short_peer(server.peer), ()):
-            own.setdefault(stop.end, []).append(stop)
+        measured = (self._stops.get(before) for before in server.announcement.inflows)
+        for stop in (*self._own_links.get(short_peer(server.peer), ()), *measured):
+            if stop is not None:
+                own.setdefault(stop.end, []).append(stop)
         arrivals, unknown_s = self._arrivals, self._unknown_s
         for start in range(max(server.start, first + 1), end):
             there = arrivals.get(start)

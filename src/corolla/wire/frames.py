@@ -125,6 +125,11 @@ class MessageReader:
             if message is not None:
                 yield message
 
+    @property
+    def bytes_under_way(self) -> int:
+        """Of the body of a message that is not complete yet."""
+        return len(self._body)
+
     def finish(self) -> None:
         """The stream has ended. Raises RemoteProtocolError when it did so inside a message."""
         if self._failure is not None:

@@ -19,7 +19,7 @@ from corolla.apps.status.reading import ModelStatus
 from corolla.ids import PeerId, short
 from corolla.swarm.chain import HopPrice
 
-TERMS = ("travel", "overhead", "queue", "compute", "penalty", "total")
+TERMS = ("travel", "bytes", "overhead", "queue", "compute", "penalty", "total")
 
 
 def print_route(
@@ -40,8 +40,9 @@ def print_route(
     if not others:
         console.print("no other chain covers every block")
     console.print(
-        "travel: one way from the hop before, as measured by it, or over this client. queue: how long a step waits "
-        "there. penalty: no room for the session, or a server that is leaving."
+        "travel: one way from the hop before, as measured by it, or over this client. bytes: what a step's bytes take "
+        "on a link whose capacity is known. queue: how long a step waits there. penalty: no room for the session, or a "
+        "server that is leaving."
     )
 
 
@@ -66,15 +67,21 @@ def _table(status: ModelStatus, priced: PricedRoute, *, with_terms: bool) -> Tab
     table = Table(box=SIMPLE, pad_edge=False)
     for name in ("blocks", "server", "name"):
         table.add_column(name, no_wrap=name != "name")
-    for name in TERMS if with_terms else ():
+    shown = _shown_terms(priced) if with_terms else ()
+    for name in shown:
         table.add_column(f"{name} ms", justify="right", no_wrap=True)
     for hop in priced.price.hops:
-        cells = [*_who(status, hop), *(_ms(seconds) for seconds in _terms(hop) if with_terms)]
-        table.add_row(*(Text(cell) for cell in cells))
+        terms = _terms(hop)
+        table.add_row(*(Text(cell) for cell in (*_who(status, hop), *(_ms(terms[name]) for name in shown))))
     if with_terms:
         back_s = priced.price.return_s
-        table.add_row("", "back to you", "", _ms(back_s), "", "", "", "", _ms(back_s))
+        table.add_row("", "back to you", "", _ms(back_s), *[""] * (len(shown) - 2), _ms(back_s))
     return table
+
+
+def _shown_terms(priced: PricedRoute) -> list[str]:
+    """Capacities are known of few links; elsewhere the column would only take the names' room."""
+    return [name for name in TERMS if name != "bytes" or any(hop.transfer_s for hop in priced.price.hops)]
 
 
 def _who(status: ModelStatus, hop: HopPrice) -> tuple[str, str, str]:
@@ -85,8 +92,9 @@ def _name_of(status: ModelStatus, peer: PeerId) -> str:
     return status.view.servers[peer].announcement.name
 
 
-def _terms(hop: HopPrice) -> tuple[float, ...]:
-    return hop.travel_s, hop.overhead_s, hop.queue_s, hop.compute_s, hop.penalty_s, hop.total_s
+def _terms(hop: HopPrice) -> dict[str, float]:
+    seconds = hop.travel_s, hop.transfer_s, hop.overhead_s, hop.queue_s, hop.compute_s, hop.penalty_s, hop.total_s
+    return dict(zip(TERMS, seconds, strict=True))
 
 
 def _ms(seconds: float) -> str:
@@ -101,7 +109,7 @@ def _as_json(priced: PricedRoute) -> dict[str, Any]:
             {
                 "peer": hop.hop.peer,
                 "blocks": f"{hop.hop.start}:{hop.hop.end}",
-                **{f"{term}_s": seconds for term, seconds in zip(TERMS, _terms(hop), strict=True)},
+                **{f"{term}_s": seconds for term, seconds in _terms(hop).items()},
             }
             for hop in priced.price.hops
         ],
