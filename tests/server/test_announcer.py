@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from corolla.apps.sim.swarm import MemorySwarm
 from corolla.ids import Fingerprint, PeerId
+from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport
 from corolla.server.announcer import LEAST_GAP_S, MAX_INDEXERS, Announcer, is_indexer, is_news
@@ -123,3 +125,21 @@ def test_a_large_model_does_not_crowd_others_out_of_the_index() -> None:
     view = View.of(ServerView(peer, SAID, expires_at=0.0) for peer in peers)
     assert sum(is_indexer(view, peer) for peer in peers) == MAX_INDEXERS
     assert is_indexer(View(0), PeerId("first of all"))
+
+
+def test_a_server_that_is_ended_while_it_announces_itself_for_the_first_time_is_not_left_behind() -> None:
+    async def scenario() -> None:
+        conditions = LinkConditions(latency_s=1.0)  # long enough to be ended between two of its messages
+        async with MemorySwarm(num_blocks=4, conditions=conditions) as swarm:
+            watcher = Watcher(await swarm.join("onlooker", is_client=True), swarm.model.fingerprint)
+            starting = asyncio.create_task(swarm.serve("server", "0:4"))
+            async with asyncio.timeout(60):
+                while not (await watcher.refresh()).servers:
+                    pass
+            assert not starting.done()
+            starting.cancel()
+            await asyncio.wait([starting])
+            await watcher.refresh()
+            assert not watcher.view.servers
+
+    run_virtual(scenario())

@@ -122,6 +122,29 @@ def test_a_claim_outlives_a_long_download_and_is_taken_back_when_that_fails() ->
     run_virtual(story())
 
 
+@pytest.mark.parametrize("after_s", [0.5, 20.0], ids=["while others are waited for", "while blocks are loaded"])
+def test_a_start_that_is_given_up_takes_its_claim_back_at_once(after_s: float) -> None:
+    async def story() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("server") as server:
+            await server.join(boot.addresses, timeout_s=5)
+            watcher = Watcher(boot, MODEL)
+
+            async def start() -> None:
+                async with claimed_span(server, JOINING, 4, rng=random.Random(0)):
+                    await asyncio.sleep(60)
+
+            starting = asyncio.create_task(start())
+            await asyncio.sleep(after_s)
+            assert (await watcher.refresh()).servers[server.peer].announcement.state == "joining"
+            starting.cancel()
+            await asyncio.wait([starting])
+            assert starting.cancelled()
+            assert not (await watcher.refresh()).servers
+
+    run_virtual(story())
+
+
 def test_who_begins_a_swarm_takes_its_first_blocks_at_once() -> None:
     async def story() -> None:
         async with MemoryNetwork(random.Random(0)).transport("first") as first:

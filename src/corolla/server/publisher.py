@@ -43,18 +43,22 @@ class SwarmPublisher:
         self._watcher = watcher
         self._describe = describe
         self._times = times
+        self._has_claimed = False
 
     async def read(self) -> View:
         return await read_living(self._transport, self._watcher, self._times)
 
     async def claim(self, span: range) -> None:
+        self._has_claimed = True
         await self._publish(msgspec.structs.replace(self._describe(), state="joining", start=span.start, end=span.stop))
 
     async def stay(self) -> None:
         await self._publish(self._describe())
 
     async def withdraw(self) -> None:
-        """Take back whatever was said last."""
+        """Take back whatever was said last, if anything was."""
+        if not self._has_claimed:
+            return
         await self._publish(msgspec.structs.replace(self._describe(), state="left"))
 
     async def _publish(self, said: Announcement) -> None:
@@ -100,7 +104,8 @@ async def claimed_span(
 
     `joining` holds the model, and the speed and room that are expected; its span does not matter. `is_alone`: the
     swarm begins with this server, so nobody is asked. Raises BadInput when the model cannot be cut so that
-    `num_to_host` blocks make a span. The claim is taken back when what is inside fails.
+    `num_to_host` blocks make a span. The claim is taken back when what is inside fails or is
+    cancelled, and so it is while others are still waited for.
     """
     times = times or Lifetimes()
     publisher = SwarmPublisher(transport, Watcher(transport, Fingerprint(joining.fingerprint)), lambda: joining, times)
@@ -111,19 +116,21 @@ async def claimed_span(
             view, num_to_host, joining=joining, peer=transport.peer, cost=cost, cuts=cuts, on_disk=on_disk
         )
 
-    if is_alone:
-        span = choose(View(0))
-        await publisher.claim(span)
-    else:
-        span = await claim_span(publisher, transport.peer, choose, rng=rng, config=config or PlacingConfig())
-    keeper = asyncio.create_task(_keep_claimed(publisher, span, times.period_s))
+    is_loaded, keeper = False, None
     try:
+        if is_alone:
+            span = choose(View(0))
+            await publisher.claim(span)
+        else:
+            span = await claim_span(publisher, transport.peer, choose, rng=rng, config=config or PlacingConfig())
+        keeper = asyncio.create_task(_keep_claimed(publisher, span, times.period_s))
         yield span
-    except Exception:
-        await publisher.withdraw()
-        raise
+        is_loaded = True
     finally:
-        keeper.cancel()
+        if keeper is not None:
+            keeper.cancel()
+        if not is_loaded:  # others would leave a gap to a server that never comes, for as long as its record lives
+            await publisher.withdraw()
 
 
 async def _keep_claimed(publisher: SwarmPublisher, span: range, period_s: float) -> None:

@@ -74,18 +74,19 @@ async def serve_span(
         view=lambda: watcher.view,
         rng=rng,
     )
-    await handler.start()
-    if not await announcer.announce():
-        log.warning("the announcement is not kept by any other peer yet")
-    work = [announcer.keep_announced(), followers.keep_measured()]
+    work = [announcer.keep_announced, followers.keep_measured]
     if placement is not None:
         read = partial(read_living, transport, watcher, Lifetimes(config.announce_period_s, config.record_lifetime_s))
         mover = Mover(handler, claim, read, announcer.announce, placement, drain_timeout_s=config.drain_timeout_s)
-        work.append(mover.keep_placed(transport.peer))
-    keepers = [asyncio.create_task(each) for each in work]
-    for keeper in keepers:
-        keeper.add_done_callback(_tell_failure)
+        work.append(partial(mover.keep_placed, transport.peer))
+    keepers: list[asyncio.Task[None]] = []
     try:
+        await handler.start()
+        if not await announcer.announce():
+            log.warning("the announcement is not kept by any other peer yet")
+        keepers += [asyncio.create_task(keep()) for keep in work]
+        for keeper in keepers:
+            keeper.add_done_callback(_tell_failure)
         yield handler
     finally:
         for keeper in keepers:
