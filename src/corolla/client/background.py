@@ -5,6 +5,7 @@ All models of a process share it. It is made on first use and never after a fork
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -37,8 +38,14 @@ class BackgroundLoop:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C in the user's thread ends the work too
+            if future.cancel():  # Ctrl-C in the user's thread ends the work too
+                self._let_cancelled_end()
             raise
+
+    def _let_cancelled_end(self) -> None:
+        """Return when it moves nothing any more, so that what it worked on may be put in order."""
+        with contextlib.suppress(TimeoutError):
+            self.start(asyncio.sleep(0)).result(timeout=CLOSE_TIMEOUT_S)
 
     def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Begin `work` and go on; ask the future for the result."""

@@ -16,6 +16,7 @@ from corolla.errors import BadInput
 from corolla.models.local_half import LocalCache
 from corolla.models.tensors import to_torch, wire_dtype
 from corolla.wire.messages import HopTiming, Want
+from corolla.wire.tensors import DType
 
 
 class InferenceSession:
@@ -106,15 +107,15 @@ class InferenceSession:
         if self._session is None:
             if self.max_length is None:
                 raise BadInput("the session does not know its max_length yet")
-            self._session = self._connection.run(
-                self._connection.swarm.start_session(
-                    self._model,
-                    max_tokens=self.max_length,
-                    max_rows=hidden.shape[-3],
-                    wire_dtype=wire_dtype(hidden.dtype),
-                )
-            )
+            self._connection.run(self._start(self.max_length, hidden.shape[-3], wire_dtype(hidden.dtype)))
+        assert self._session is not None
         return self._session
+
+    async def _start(self, max_tokens: int, max_rows: int, dtype: DType) -> None:
+        """Kept here, on the loop: a user who gives up at this very moment must not leave it to the servers."""
+        self._session = await self._connection.swarm.start_session(
+            self._model, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=dtype
+        )
 
 
 class SessionCache(LocalCache):

@@ -124,9 +124,14 @@ class DistributedModelForCausalLM(_Base):
         num_before = 0 if before is None else before.shape[1]
         if kwargs.get("max_length") is not None:
             kwargs["max_length"] += num_before
-        result = _generate(super())(
-            full, *args, **kwargs, **{self.structure.cache_argument: SessionCache(self.config, session)}
-        )
+        held = session.position
+        try:
+            result = _generate(super())(
+                full, *args, **kwargs, **{self.structure.cache_argument: SessionCache(self.config, session)}
+            )
+        except BaseException:
+            session.position = min(session.position, held)  # of an answer that was broken off, nothing is kept
+            raise
         sequences = cast("Tensor", result if isinstance(result, Tensor) else result.sequences)
         session.output_ids = sequences
         session.attention_mask = None if mask is None else _extended(mask, sequences.shape[1])
