@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +18,7 @@ from corolla.apps.metrics.server import ServerMetrics, metrics_page
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.errors import BadInput, Refused
 from corolla.net.libp2p.addresses import HostPort
-from corolla.net.libp2p.dht import DhtTraffic
+from corolla.net.libp2p.traffic import DhtTraffic
 from corolla.net.memory.loop import run_virtual
 from corolla.wire.tensors import WireTensor
 
@@ -33,7 +34,7 @@ def test_what_was_computed_held_and_refused_is_told() -> None:
     async def told() -> None:
         async with MemorySwarm(num_blocks=4) as swarm:
             handler = await swarm.serve("a", "0:4", cache_tokens=256)
-            metrics = ServerMetrics(handler, DhtTraffic(puts=3, bytes_put=700))
+            metrics = ServerMetrics(handler, DhtTraffic(puts=3, bytes_put=700, calls_answered=Counter(find=5)))
             handler.on_step = metrics.saw_step
             value = metrics.registry.get_sample_value
             client = await swarm.client("c")
@@ -53,6 +54,7 @@ def test_what_was_computed_held_and_refused_is_told() -> None:
                     await client.start_session(swarm.model, max_tokens=100_000)
             assert value("corolla_server_refusals_total", {"code": "unsupported"}) == 1
             assert (value("corolla_server_dht_puts_total"), value("corolla_server_dht_put_bytes_total")) == (3, 700)
+            assert value("corolla_server_dht_calls_answered_total", {"kind": "find"}) == 5
             assert value("corolla_server_blocks") == 4
 
     run_virtual(told())

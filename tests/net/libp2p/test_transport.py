@@ -89,6 +89,9 @@ def test_a_client_that_knows_one_peer_reaches_every_server_by_its_id(run: Callab
                 assert await ask(client, server.peer, b"question") == b"question"
                 assert await server.ping(client.peer, timeout_s=SOON_S) < 1  # over the client's own connection
             assert await ask(servers[0], servers[1].peer, b"between servers") == b"between servers"
+            assert bootstrap.dht_traffic.calls_answered["store"] >= len(servers)
+            assert client.dht_traffic.calls_made["find"] > 0
+            assert client.dht_traffic.bytes_received >= len(servers) * len(b"span")
 
     run(scenario())
 

@@ -4,7 +4,7 @@ Steps are told as they end, on the device thread; all else is read off the serve
 its own thread and port: whoever may read numbers need not be a peer.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, start_http_server
@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from corolla.errors import BadInput
 from corolla.net.libp2p.addresses import HostPort
-from corolla.net.libp2p.dht import DhtTraffic
+from corolla.net.libp2p.traffic import DhtTraffic
 from corolla.net.libp2p.transport import Libp2pTransport
 from corolla.server.handler import Handler
 from corolla.server.hosted import StepJob
@@ -73,10 +73,7 @@ class ServerMetrics:
         yield _gauge("leaving", "1 while the server drains.", int(handler.is_leaving))
         yield _counter("sessions_opened", "Sessions opened.", counters.sessions_opened)
         yield _counter("links_down", "Times the next server of a route was out of reach.", counters.links_down)
-        refusals = CounterMetricFamily("corolla_server_refusals", "What was refused, by code.", labels=["code"])
-        for code, count in list(counters.refusals.items()):
-            refusals.add_metric([code], count)
-        yield refusals
+        yield _counters("refusals", "What was refused, by code.", "code", counters.refusals)
         if self._traffic is not None:
             yield from _dht(self._traffic)
 
@@ -88,6 +85,11 @@ def _dht(traffic: DhtTraffic) -> Iterable[Metric]:
     yield _counter("dht_records_read", "Records read.", traffic.records_read)
     yield _counter("dht_put_bytes", "Of records published, before copies.", traffic.bytes_put)
     yield _counter("dht_read_bytes", "Of records read.", traffic.bytes_read)
+    yield _counters("dht_calls_made", "Calls to other peers' parts of the table.", "kind", traffic.calls_made)
+    yield _counters("dht_calls_answered", "Calls of other peers, answered.", "kind", traffic.calls_answered)
+    yield _counters("dht_calls_refused", "Calls of other peers, refused.", "kind", traffic.calls_refused)
+    yield _counter("dht_sent_bytes", "Of all these calls: what left this peer.", traffic.bytes_sent)
+    yield _counter("dht_received_bytes", "Of all these calls: what came to it.", traffic.bytes_received)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -96,6 +98,13 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"corolla_server_{name}", text, value=value)
+
+
+def _counters(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"corolla_server_{name}", text, labels=[label])
+    for value, count in list(counts.items()):
+        family.add_metric([value], count)
+    return family
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from corolla.net.libp2p.control import Control
 from corolla.net.libp2p.lean import Hivemind, hivemind
 from corolla.net.libp2p.process import OwnProcess
 from corolla.net.libp2p.sealed import CallRefused, CallSeal
+from corolla.net.libp2p.traffic import DhtTraffic
 from corolla.net.records import (
     MAX_LIFETIME_S,
     Record,
@@ -51,19 +52,6 @@ class DhtPing:
     rtt_s: float
     clock_ahead_s: float
     """How far the other's wall clock is ahead of ours, give or take half a round trip."""
-
-
-@dataclass(slots=True)
-class DhtTraffic:
-    """What this peer asked of the hash table since it started; for metrics."""
-
-    puts: int = 0
-    failed_puts: int = 0
-    """Nobody else keeps what was published."""
-    gets: int = 0
-    records_read: int = 0
-    bytes_put: int = 0
-    bytes_read: int = 0
 
 
 class Dht:
@@ -185,6 +173,7 @@ class Dht:
 
     async def _start(self, lib: Hivemind) -> None:
         self._p2p = await lib.P2P.replicate(lib.Multiaddr(f"/unix{self._control_path}"))
+        self.traffic.count_calls(self._p2p)
         self._seal.put_around(self._p2p, self._callers.admit)
         _skip_cancelled_calls(self._p2p)
         for task in _connection_tasks(self._p2p):

@@ -24,12 +24,13 @@ from corolla.net.libp2p.addresses import most_reachable_first
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.control import Control, DaemonRefused, RawStream
 from corolla.net.libp2p.daemon import Daemon, DaemonConfig, run_daemon
-from corolla.net.libp2p.dht import Dht, DhtTraffic
+from corolla.net.libp2p.dht import Dht
 from corolla.net.libp2p.listener import Listener
 from corolla.net.libp2p.membership import Membership
 from corolla.net.libp2p.process import OwnProcess
 from corolla.net.libp2p.rundir import run_dir
 from corolla.net.libp2p.stream import SocketStream
+from corolla.net.libp2p.traffic import DhtTraffic
 from corolla.net.streams import Accept, ByteStream, Records
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Libp2pTransport:
 
     @property
     def dht_traffic(self) -> DhtTraffic:
-        """What this peer asked of the hash table since it started."""
+        """What this peer asked of the hash table and answered for others since it started."""
         return self._dht.traffic
 
     @property
