@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,7 +17,7 @@ from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport
-from corolla.server.admission import Cap
+from corolla.server.admission import Cap, Guest, Holdings
 from corolla.server.config import SessionLimits
 from corolla.server.executor import InlineExecutor
 from corolla.server.handler import Handler
@@ -397,5 +398,61 @@ def test_a_data_stream_that_says_nothing_is_closed() -> None:
             assert not ended
             await asyncio.sleep(2)
             assert ended
+
+    run_virtual(story())
+
+
+def test_a_server_that_leaves_waits_in_peace_for_a_session_that_ended_in_line() -> None:
+    async def story() -> None:
+        async with lab(cache_tokens=64) as here, here.link() as link, here.handler.pool.reserve(64, 1, timeout_s=1):
+            waiting = asyncio.create_task(open_session(link, here.ask()))
+            await asyncio.sleep(1)
+            waiting.cancel()
+            (session,) = here.handler.sessions.values()
+            session.end("its client closed it", by_client=True)
+            await here.handler.drain(60)
+            assert here.handler.sessions == {}
+
+    run_virtual(story())
+
+
+def test_what_another_server_sends_is_no_sign_of_the_clients_life() -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link, here.other() as other:
+            ask = here.ask(upstream=other.transport.peer, route_version=1)
+            await open_session(link, ask)
+            stream = await other.transport.dial(here.server.peer, DATA_PROTOCOL, timeout_s=5)
+            channel = Channel(stream, we_dialed=True, on_message=lambda _: None, on_closed=lambda _: None)
+            channel.send(wire.Attach(session=ask.session, route_version=1))
+            here.network.freeze(here.client.peer)
+            for number in range(10):
+                channel.send(step(number, 0, [1], route_version=0))  # of an older route: it may never end
+                await asyncio.sleep(1)
+            here.assert_nothing_held()
+            channel.close()
+            here.network.thaw(here.client.peer)
+
+    run_virtual(story())
+
+
+def test_reading_the_numbers_from_another_thread_changes_no_books(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, numbers, give_back = set[int](), list[int](), Holdings.give_back
+
+    def noted(books: Holdings, guest: Guest, amount: int) -> None:
+        threads.add(threading.get_ident())
+        give_back(books, guest, amount)
+
+    monkeypatch.setattr(Holdings, "give_back", noted)
+
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            hop = await open_session(link, here.ask())
+            await run(hop, step(0, 0, [5, 6, 7]))
+            reader = threading.Thread(target=lambda: numbers.append(here.handler.bytes_in_flight))
+            reader.start()
+            reader.join()
+            await run(hop, step(1, 3, [8]))
+            assert numbers == [0]
+            assert threads == {threading.get_ident()}
 
     run_virtual(story())

@@ -67,7 +67,8 @@ class DataStreams:
         session.links[stream.peer] = link
         if older is not None:
             older.channel.close()  # its peer dialled again: the older stream is dead to it
-        session.control.life.include(stream.channel)
+        if stream.peer == session.state.owner:  # what another server sends says nothing of the client
+            session.control.life.include(stream.channel)
         self._routes.take_back_link(session)
         return link
 

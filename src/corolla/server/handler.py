@@ -128,8 +128,7 @@ class Handler:
         try:
             async with asyncio.timeout(timeout_s):
                 while self.sessions:
-                    await next(iter(self.sessions.values())).ended.wait()
-                    await asyncio.sleep(0)  # its holder takes it off the table
+                    await next(iter(self.sessions.values())).is_cleared.wait()
         except TimeoutError:
             log.warning("%d sessions have not moved away in time", len(self.sessions))
 
@@ -261,6 +260,7 @@ class Handler:
             self.admission.close_session(session.guest, ask.max_tokens * ask.max_rows)
             session.end("the session ended")
             session.cache = None
+            session.is_cleared.set()
             is_farewell = not session.is_clients_end and not self.is_leaving
             session.close_links(keep_clients=is_farewell)
             if is_farewell:

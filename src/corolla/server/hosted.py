@@ -80,6 +80,8 @@ class HostedSession:
     """Streams to peers that stand by to become `next`."""
     reached_next: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    is_cleared: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once nothing of it is held any more."""
     end_reason: str = ""
     is_clients_end: bool = False
     """The client knows that it is over: nothing has to be said to it."""

@@ -110,8 +110,8 @@ class Steps:
 
     @property
     def bytes_in_flight(self) -> int:
-        self._clear_books()
-        return self._in_flight.total
+        """Of steps that have come and are not computed. From any thread: it only reads."""
+        return max(0, self._in_flight.total - sum(nbytes for _, nbytes in self._over.copy()))
 
     def _book(self, session: HostedSession, step: wire.Step) -> None:
         """Raises Overloaded."""
