@@ -110,6 +110,19 @@ def test_beyond_its_cap_the_oldest_go_first_and_the_gap_is_told() -> None:
     assert [number for step in steps for number in numbers(step.hidden)[0]] == list(range(journal.first_position, 50))
 
 
+@pytest.mark.parametrize("kind", [Journal, VerbatimJournal])
+def test_a_gap_ends_where_the_text_is_begun_anew(kind: type[Journal]) -> None:
+    journal = kind(HUGE)
+    add(journal, 0, 0, [[1, 2, 3, 4]])
+    journal.skip(4)
+    add(journal, 1, 2, [[5]], trim_to=2)
+    assert not journal.covers(1)
+    for step_no in range(2, 4 + MAX_RECENT):
+        add(journal, step_no, step_no - 2, [[step_no]], trim_to=0 if step_no == 2 else None)
+    assert journal.covers(3 + MAX_RECENT)
+    assert replayed(everything(journal)) == [list(range(2, 4 + MAX_RECENT))]
+
+
 def test_a_part_of_the_history_can_be_replayed() -> None:
     journal = Journal(HUGE)
     for step_no in range(30):

@@ -29,6 +29,9 @@ class ClientConfig:
     """How often the view of the swarm is read anew while it is used."""
     max_chunk_tokens: int = 2048
     """Most positions × rows sent in one step; a server may ask for less."""
+    max_journal_bytes: int = 4 << 30
+    """Of what all sessions together keep of what they pushed, to rebuild a lost first server: 30 texts of 8,192 tokens
+    of 16 KB each. Beyond that idle sessions give theirs up, and then new steps are refused."""
     liveness: Liveness = field(default_factory=Liveness)
     cost: CostModel = field(default_factory=CostModel)
     mode: Mode = "min_latency"
@@ -43,6 +46,8 @@ class ClientConfig:
         for name in ("join_timeout_s", "dial_timeout_s", "open_timeout_s", "step_timeout_s", "refresh_period_s"):
             if getattr(self, name) <= 0:
                 raise BadInput(f"{name} must be positive, not {getattr(self, name)}")
+        if self.max_journal_bytes < 1:
+            raise BadInput(f"max_journal_bytes must be positive, not {self.max_journal_bytes}")
         if self.mode not in get_args(Mode):
             raise BadInput(f"mode {self.mode!r} is not one of {', '.join(get_args(Mode))}")
         if self.max_chunk_tokens < 1:

@@ -78,7 +78,7 @@ class Mover:
             },
         )
         slow, now = pick_slow(list(self._paces.values())), loop_time()
-        if slow is not None and now >= self._patience.until and not self._is_busy and not self._is_closed:
+        if slow is not None and now >= self._patience.until and not self.is_busy and not self._is_closed:
             self._patience = after_look(self._patience, now)
             self._start(self._leave_slow(slow))
 
@@ -101,12 +101,12 @@ class Mover:
             self._task.cancel()
 
     @property
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self._is_still or (self._task is not None and not self._task.done())
 
     def _begin(self) -> None:
         is_due = self._leaving() is not None and loop_time() < self._deadline
-        if is_due and not self._is_busy and not self._is_closed:
+        if is_due and not self.is_busy and not self._is_closed:
             self._start(self._move_away(self._deadline))
 
     def _start(self, move: Coroutine[Any, Any, None]) -> None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from corolla.client.doubts import Doubt, after_parting, may_try
 from corolla.client.hop import Hop, Listener, ServerLink
+from corolla.client.journals import Journals
 from corolla.client.recovery import Held, Place, WrongAnswer, mark_fresh, must_rebuild
 from corolla.client.replays import Replays
 from corolla.client.router import Router, ServedModel
@@ -58,6 +59,11 @@ class SwarmAccess(Protocol):
 
     def router(self, model: ServedModel) -> Router:
         """Told of what the session sees of servers."""
+        ...
+
+    @property
+    def journals(self) -> Journals:
+        """Bounds what all sessions keep."""
         ...
 
 
@@ -240,6 +246,11 @@ class Ring:
             held = await self._open_all(places)
             whole = {start: journal.covers(last_answered) for start, journal in self.heads.items()}
             rebuilt = must_rebuild(places, held, whole, last_answered)
+            if 0 in rebuilt and not whole[0]:
+                raise SessionLost(
+                    f"the server of block 0 has to be told {self._steps.position} positions again, which this client "
+                    "gave up to keep within max_journal_bytes: open another session and send the text again"
+                )
             fresh = {index for index, place in enumerate(places) if place.is_fresh}
             if rebuilt == fresh:
                 break

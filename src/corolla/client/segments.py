@@ -37,6 +37,16 @@ class Segments:
         self._replaying: dict[tuple[int, int], wire.Step] = {}
         """(step_no, position) of steps that are replayed through the client."""
 
+    @property
+    def nbytes(self) -> int:
+        """Of hidden states kept."""
+        return sum(journal.nbytes for journal in self.heads.values())
+
+    def give_up(self) -> None:
+        """Between two steps: keep nothing of what was pushed so far. A lost head cannot be rebuilt from now on."""
+        for journal in self.heads.values():
+            journal.skip(self._steps.position)
+
     def head_of(self, block: int) -> int:
         return max(head for head in self.heads if head <= block)
 

@@ -64,8 +64,11 @@ class Session:
         """The same for every step of the last run, which has several when a prompt goes in chunks."""
         self.false_alarms = 0
         """How often a server was given up for its silence, and was heard again. Each cost time, and no text."""
+        self.survives_any_loss = True
+        """False: the journal was given up; should the first server be lost, the text has to be sent again."""
         self._config = config
         self._router = swarm.router(model)
+        self._journals = swarm.journals
         self._steps = steps = Steps(max_tokens, max_rows)
         self._ring = ring = Ring(
             swarm, model, self, steps, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=wire_dtype,
@@ -122,6 +125,21 @@ class Session:
         return self._config.exact
 
     @property
+    def journal_bytes(self) -> int:
+        """What is kept of the hidden states that were pushed, to rebuild lost servers from."""
+        return self._ring.segments.nbytes
+
+    @property
+    def is_idle(self) -> bool:
+        """No run and no move is under way."""
+        return not self._lock.locked() and not self._mover.is_busy
+
+    def give_up_journal(self) -> None:
+        """Keep nothing of what was pushed so far (`client/journals.py`)."""
+        self._ring.segments.give_up()
+        self.survives_any_loss = False
+
+    @property
     def needs_token_ids(self) -> bool:
         return any(opened.needs_token_ids for opened in self._ring.opened)
 
@@ -161,12 +179,15 @@ class Session:
         """Consecutive steps, several on the ring at a time. `want` "last": of the last step only.
 
         Survives lost servers. Raises MissingBlocks when nothing covers a block for long, Refused or BadInput for
-        our own mistakes; `position` then is what it was, and the session can go on.
+        our own mistakes, Overloaded when all sessions of this client keep too much in their journals; `position` then
+        is what it was, and the session can go on. Raises SessionLost when it gave its journal up and lost the head.
         """
         async with self._lock:
             if self._is_closed:
                 raise BadInput("the session is closed; open another")
             self._steps.check(inputs)
+            num_bytes = sum(entry.hidden.nbytes for entry in inputs)
+            self._journals.claim(self, num_bytes * len(self._ring.heads))
             try:
                 await self._prepare()
                 self._steps.begin(inputs, want, left_padding)
@@ -182,6 +203,7 @@ class Session:
     def close(self) -> None:
         """Give the session's place on every server back. May be called twice."""
         self._is_closed = True
+        self._journals.forget(self)
         self._mover.close()
         self._ring.close()
 

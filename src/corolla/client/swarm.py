@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from corolla.client.config import ClientConfig
 from corolla.client.hop import HopLimits, ServerLink
+from corolla.client.journals import Journals
 from corolla.client.router import Router, ServedModel
 from corolla.client.session import Session
 from corolla.errors import BadInput, HopFailed, MissingBlocks
@@ -42,6 +43,7 @@ class Swarm:
     def __init__(self, transport: Transport, config: ClientConfig, *, rng: random.Random | None = None) -> None:
         self.transport = transport
         self.config = config
+        self.journals = Journals(config.max_journal_bytes)
         self.false_alarms = 0
         """How often a server that had been called dead was heard again. Each cost time, and no text."""
         self._rng = rng or random.Random()  # noqa: S311 - spreads load, keeps no secret

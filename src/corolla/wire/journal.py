@@ -164,6 +164,7 @@ class Journal:
                 self._nbytes -= last.hidden.nbytes
             else:
                 last.tokens -= surplus
+        self.first_position = min(self.first_position, num_tokens)
 
     def _drop_oldest(self) -> None:
         oldest = self._segments.pop(0)

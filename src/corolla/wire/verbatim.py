@@ -48,6 +48,7 @@ class VerbatimJournal(Journal):
         if step.trim_to == 0 and step.rows is None:
             self._nbytes -= sum(older.hidden.nbytes for older in self._log)
             self._log.clear()
+            self.first_position = 0
         self._log.append(step)
 
     def _drop_oldest(self) -> None:

@@ -84,6 +84,11 @@ def test_a_conversation_goes_on_where_its_history_agrees(front: Fronts, local: A
                 assert 0 < said["usage"]["prompt_tokens_details"]["cached_tokens"] < len(prompt)
             assert it.gateway.conversations.counters.opened == 1
             assert it.sessions() == 2  # one kept session, on two servers
+            [kept] = it.gateway.conversations._kept  # pyright: ignore[reportPrivateUsage]
+            kept.session.give_up_journal()  # a lost server would end its next answer
+            assert text_of(await it.chat(*history)) == local.text(local.greedy(local.prompt(*history), 12))
+            assert it.gateway.conversations.counters.opened == 2
+            assert it.sessions() == 2
 
     run(told())
 

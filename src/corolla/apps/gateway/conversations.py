@@ -118,6 +118,9 @@ class Conversations:
         if best is None:
             return None
         common = _common(best.tokens, prompt)
+        if not best.session.survives_any_loss:  # it gave its journal up: a lost server would end the answer
+            self._end(best)
+            return None
         if common == 0 or common < WORTH * min(len(best.tokens), len(prompt)):
             return None
         if best.room < room:
