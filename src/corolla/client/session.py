@@ -20,10 +20,10 @@ from corolla.client.config import ClientConfig
 from corolla.client.hop import Hop
 from corolla.client.mending import Mender
 from corolla.client.moving import Mover
-from corolla.client.recovery import WrongAnswer
+from corolla.client.recovery import Place, WrongAnswer
 from corolla.client.ring import Ring, SwarmAccess
 from corolla.client.router import ServedModel
-from corolla.client.steps import Pending, StepInput, Steps, flaw_of
+from corolla.client.steps import StepInput, Steps, flaw_of
 from corolla.client.substitutes import Substitutes
 from corolla.clock import loop_time
 from corolla.errors import BadInput, BadUpstream, Faulty, HopFailed, LinkDown, RemoteProtocolError, SwarmError
@@ -33,6 +33,9 @@ from corolla.wire import messages as wire
 from corolla.wire.tensors import DType, WireTensor
 
 log = logging.getLogger(__name__)
+
+NOTE_TIMES_S = 0.002
+"""After a step its times are noted, when its caller is at work again: at once, it would wait for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,10 @@ class Session:
                 self._steps.abandon()
                 raise
             done = self._steps.commit()
-            self._note_times(done)
+            self.chunk_timings = [pending.output.timings for pending in done if pending.output is not None]
+            self.timings = self.chunk_timings[-1]
+            later = asyncio.get_running_loop().call_later
+            later(NOTE_TIMES_S, self._note_times, self._ring.places, self.timings, done[-1].num_tokens)
             return [None if pending.output is None else pending.output.hidden for pending in done]
 
     def close(self) -> None:
@@ -244,15 +250,14 @@ class Session:
                     return False
         raise HopFailed(self._ring.hops[-1].peer, f"no output came round within {self._config.step_timeout_s:g} s")
 
-    def _note_times(self, done: Sequence[Pending]) -> None:
-        self.chunk_timings = [pending.output.timings for pending in done if pending.output is not None]
-        self.timings, last = self.chunk_timings[-1], done[-1]
-        if len(self.timings) != len(self._ring.places):
+    def _note_times(self, places: Sequence[Place], timings: Sequence[wire.HopTiming], num_tokens: int) -> None:
+        """What a step over these places says of their servers."""
+        if len(timings) != len(places):
             return  # of a step that was under way while the route changed: whose times they are is not sure
-        for place, timing in zip(self._ring.places, self.timings, strict=True):
-            self._router.saw_step(place.peer, timing, num_blocks=place.end - place.start, num_tokens=last.num_tokens)
-        if last.num_tokens == 1:
-            self._mover.on_decode_step(self.timings, self.rows)
+        for place, timing in zip(places, timings, strict=True):
+            self._router.saw_step(place.peer, timing, num_blocks=place.end - place.start, num_tokens=num_tokens)
+        if num_tokens == 1 and places is self._ring.places:
+            self._mover.on_decode_step(timings, self.rows)
 
     # --- what hops report (`Listener`)
 

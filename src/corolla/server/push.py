@@ -81,8 +81,8 @@ class Push:
             if self.replay_on:
                 self._send(step)
         else:
+            self._send(step)  # first: the next server computes while this one files
             self._journal.add(replace(step, timings=[]))
-            self._send(step)
 
     def answer(self, output: Output) -> None:
         """Give the client its output."""
