@@ -10,6 +10,7 @@ import math
 import random
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from corolla.client.config import ClientConfig
@@ -21,6 +22,7 @@ from corolla.server.announcer import Announcer
 from corolla.server.config import ServerConfig
 from corolla.server.followers import Followers
 from corolla.swarm.announcement import Announcement
+from corolla.swarm.view import ServerView, View
 from corolla.swarm.watch import Watcher
 
 MODEL = Fingerprint("f" * 32)
@@ -29,6 +31,7 @@ SETTLING_S = 400.0
 """Until what everybody published at the start, not knowing of the others, has expired."""
 CLIENT_PERIOD_S = ClientConfig().refresh_period_s
 _DEFAULTS = ServerConfig(model=Path("model"))
+_EIGHT_RTTS = {f"neighbour{n}": 0.0123 for n in range(8)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,18 @@ class TrafficReport:
     idle_client: Cost
     num_seen: int
     """Servers in the client's view at the end."""
+    most_under_a_key: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperationPrices:
+    """Of one round in which everybody announces itself, and one reading of everybody."""
+
+    announcing: Cost
+    """The mean of all servers: what each sends for itself, and gets as a keeper of others' records."""
+    busiest: Cost
+    reading: Cost
+    num_seen: int
     most_under_a_key: int
 
 
@@ -77,24 +92,64 @@ async def measure_traffic(num_servers: int, *, minutes: float, seed: int = 0) ->
         return _report(servers, clients, costs, watcher)
 
 
-def _serve(server: MemoryTransport, rng: random.Random) -> list[asyncio.Task[None]]:
+async def price_operations(num_servers: int, seed: int = 0) -> OperationPrices:
+    """What one announcement and one reading cost where so many are announced; for `run_virtual`.
+
+    A whole life of a thousand servers takes minutes: this one has them announce themselves once, knowing of each other
+    already, and one client read them all. How often each does so is said by their periods.
+    """
+    rng = random.Random(seed)  # noqa: S311 - reproducible on purpose
+    network = MemoryNetwork(rng, LinkConditions(latency_s=0.02))
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(network.transport(f"server {n}")) for n in range(num_servers)]
+        client = await stack.enter_async_context(network.transport("client", is_client=True))
+        for transport in (*servers, client):
+            transport.known.update(server.peer for server in servers if server is not transport)
+        spans = {server.peer: _random_span(rng) for server in servers}
+        everybody = View.of(
+            ServerView(server.peer, _describe(server, spans[server.peer], _EIGHT_RTTS), 0.0) for server in servers
+        )
+        for server in servers:
+            announcer = Announcer(
+                server, partial(_describe, server, spans[server.peer], _EIGHT_RTTS),
+                period_s=_DEFAULTS.announce_period_s, lifetime_s=_DEFAULTS.record_lifetime_s, view=lambda: everybody,
+            )  # fmt: skip
+            assert await announcer.announce()
+        announced = {server.peer: _cost((0, 0), server, 1) for server in servers}
+        watcher = Watcher(client, MODEL)
+        await watcher.refresh()
+        return OperationPrices(
+            announcing=_mean(list(announced.values())),
+            busiest=max(announced.values(), key=lambda cost: cost.messages),
+            reading=_cost((0, 0), client, 1),
+            num_seen=len(watcher.view.servers),
+            most_under_a_key=max(server.records.most_under_a_key for server in servers),
+        )
+
+
+def _random_span(rng: random.Random) -> range:
     length = rng.randrange(8, 25)
     start = rng.randrange(NUM_BLOCKS - length + 1)
+    return range(start, start + length)
+
+
+def _describe(server: MemoryTransport, span: range, next_rtts: dict[str, float]) -> Announcement:
+    return Announcement(
+        state="online", start=span.start, end=span.stop, num_blocks=NUM_BLOCKS, fingerprint=MODEL,
+        model_name="Model-405B-Instruct", dtype="bfloat16", decode_tokens_per_s=12.34,
+        prefill_tokens_per_s=1234.5, free_cache_tokens=65536, queue_s=0.0123, max_session_tokens=8192,
+        next_rtts=next_rtts, version="0.1.0", name=f"server {short(server.peer)}",
+        addresses=[f"/ip4/192.168.100.100/tcp/31337/p2p/{server.peer}"], announced_at=server.wall_time(),
+    )  # fmt: skip
+
+
+def _serve(server: MemoryTransport, rng: random.Random) -> list[asyncio.Task[None]]:
+    span = _random_span(rng)
     watcher = Watcher(server, MODEL)
-    followers = Followers(server, watcher, lambda: range(start, start + length), rng=rng)
-
-    def describe() -> Announcement:
-        return Announcement(
-            state="online", start=start, end=start + length, num_blocks=NUM_BLOCKS, fingerprint=MODEL,
-            model_name="Model-405B-Instruct", dtype="bfloat16", decode_tokens_per_s=12.34,
-            prefill_tokens_per_s=1234.5, free_cache_tokens=65536, queue_s=0.0123, max_session_tokens=8192,
-            next_rtts=followers.next_rtts, version="0.1.0", name=f"server {short(server.peer)}",
-            addresses=[f"/ip4/192.168.100.100/tcp/31337/p2p/{server.peer}"], announced_at=server.wall_time(),
-        )  # fmt: skip
-
+    followers = Followers(server, watcher, lambda: span, rng=rng)
     announcer = Announcer(
         server,
-        describe,
+        lambda: _describe(server, span, followers.next_rtts),
         period_s=_DEFAULTS.announce_period_s,
         lifetime_s=_DEFAULTS.record_lifetime_s,
         view=lambda: watcher.view,
@@ -108,16 +163,20 @@ def _cost(before: tuple[int, int], peer: MemoryTransport, minutes: float) -> Cos
     return Cost(messages / minutes, num_bytes / 1000 / minutes)
 
 
+def _mean(costs: list[Cost]) -> Cost:
+    return Cost(
+        math.fsum(cost.messages for cost in costs) / len(costs),
+        math.fsum(cost.kilobytes for cost in costs) / len(costs),
+    )
+
+
 def _report(
     servers: list[MemoryTransport], clients: list[MemoryTransport], costs: dict[PeerId, Cost], watcher: Watcher
 ) -> TrafficReport:
     mine = [costs[server.peer] for server in servers]
     return TrafficReport(
         num_servers=len(servers),
-        server_mean=Cost(
-            math.fsum(cost.messages for cost in mine) / len(mine),
-            math.fsum(cost.kilobytes for cost in mine) / len(mine),
-        ),
+        server_mean=_mean(mine),
         server_worst=Cost(max(cost.messages for cost in mine), max(cost.kilobytes for cost in mine)),
         active_client=costs[clients[0].peer],
         idle_client=costs[clients[1].peer],
