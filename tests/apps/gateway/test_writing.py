@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from corolla.apps.gateway.toolcalls import (
     LLAMA,
     MISTRAL,
     UNTAUGHT,
+    XML,
     ToolFormat,
     ToolReader,
     format_of,
@@ -86,6 +88,8 @@ def read_calls(form: ToolFormat, text: str) -> tuple[str, list[ToolCall]]:
     return shown + rest, calls
 
 
+XML_CALL = "<function=look>\n<parameter=at>\nx\n</parameter>\n</function>"
+NO_XML_CALL = "<function=look>at x</function>"
 CALL = '{"name": "look", "arguments": {"at": "x"}}'
 
 
@@ -99,6 +103,12 @@ CALL = '{"name": "look", "arguments": {"at": "x"}}'
         (HERMES, "a < b <tool", "a < b <tool", 0),
         (HERMES, "<tool_call>no json</tool_call> after", "<tool_call>no json</tool_call> after", 0),
         (HERMES, '<tool_call>{"nome": 1}</tool_call>', '<tool_call>{"nome": 1}</tool_call>', 0),
+        (XML, f"Well.\n<tool_call>\n{XML_CALL}\n</tool_call>", "Well.\n", 1),
+        (XML, f"<tool_call>\n{XML_CALL}\n</tool_call>\n<tool_call>\n{XML_CALL}\n</tool_call>", "", 2),
+        (XML, f"So: {XML_CALL}\n</tool_call>", "So: ", 1),
+        (XML, f"<tool_call>{CALL}</tool_call>", "", 1),
+        (XML, f"<tool_call>\n{XML_CALL[:-3]}", f"<tool_call>\n{XML_CALL[:-3]}", 0),
+        (XML, f"<tool_call>{NO_XML_CALL}</tool_call>", f"<tool_call>{NO_XML_CALL}</tool_call>", 0),
         (MISTRAL, f"[TOOL_CALLS][{CALL}]", "", 1),
         (MISTRAL, "[TOOL_CALLS] hm", "[TOOL_CALLS] hm", 0),
         (LLAMA, '{"name": "look", "parameters": {"at": "x"}}', "", 1),
@@ -119,14 +129,36 @@ def test_calls_are_found_as_families_write_them_and_all_else_stays_text(
 
 @given(st.text('<tol_ca>{}[]":/, namergus', max_size=60))
 def test_no_text_of_a_model_ends_the_reader_in_an_error(text: str) -> None:
-    for form in (HERMES, MISTRAL, LLAMA):
+    for form in (HERMES, XML, MISTRAL, LLAMA):
         shown, calls = read_calls(form, text)
         if not calls:
             assert shown == text
 
 
+def test_bare_text_becomes_what_the_tools_schema_says_it_is() -> None:
+    properties: dict[str, Any] = {
+        "text": {"type": "string"}, "count": {"type": "integer"}, "is_deep": {"type": "boolean"},
+        "places": {"type": "array"}, "depth": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        "mode": {"type": ["string", "null"]}, "wrong": {"type": "integer"},
+    }  # fmt: skip
+    said = {
+        "text": "\n\ndef f():\n    return 1\n", "count": "3", "is_deep": "True", "places": '["a", 2]', "depth": "null",
+        "mode": "null", "wrong": "many", "unknown": "7",
+    }  # fmt: skip
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in said.items())
+    tool = Tool("function", Function("look", None, {"type": "object", "properties": properties}))
+    reader = ToolReader(XML, [tool])
+    assert reader.push(f"<tool_call>\n<function=look>\n{body}</function>\n</tool_call>") == ""
+    _, [call] = reader.finish()
+    assert json.loads(call.function.arguments) == {
+        "text": said["text"], "count": 3, "is_deep": True, "places": ["a", 2], "depth": None,
+        "mode": None, "wrong": "many", "unknown": "7",
+    }  # fmt: skip
+
+
 def test_the_way_of_a_family_is_read_off_its_template() -> None:
     assert format_of("{% if tools %}<tool_call>{% endif %}") is HERMES
+    assert format_of("{% if tools %}<tool_call>\n<function=NAME>{% endif %}") is XML
     assert format_of("{% if tools %}[TOOL_CALLS]{% endif %}") is MISTRAL
     assert format_of('{% if tools %}{"name": "parameters"} "parameters"{% endif %}') is LLAMA
     assert format_of("{{ messages }}") is UNTAUGHT

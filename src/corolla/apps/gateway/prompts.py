@@ -29,8 +29,10 @@ class Prepared:
     """A request, ready to be written."""
 
     wanted: Wanted
-    tools: ToolFormat | None = None
+    form: ToolFormat | None = None
     """How calls are found in the answer; None: there are none to find."""
+    tools: Sequence[Tool] = ()
+    """Those that it may call."""
     is_forced_call: bool = False
     """The whole answer is one call's JSON."""
     max_calls: int = MAX_CALLS
@@ -69,7 +71,7 @@ class PromptMaker:
         is_forced_call = bool(opening) or param == "tools"
         max_calls = 1 if request.parallel_tool_calls is False else MAX_CALLS
         wanted = replace(wanted, grammar=grammar, keeps_special=form is not None)
-        return Prepared(wanted, form, is_forced_call, max_calls)
+        return Prepared(wanted, form, tools, is_forced_call, max_calls)
 
     def completion(self, request: CompletionRequest, context_tokens: int) -> Prepared:
         """Raises ApiError 400."""

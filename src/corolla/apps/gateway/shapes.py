@@ -55,7 +55,7 @@ class _ChatChoice:
 
     def __init__(self, prepared: Prepared) -> None:
         self._is_call = prepared.is_forced_call
-        self._reader = None if prepared.tools is None or self._is_call else ToolReader(prepared.tools)
+        self._reader = None if prepared.form is None or self._is_call else ToolReader(prepared.form, prepared.tools)
         self._max_calls = prepared.max_calls
         self._call = ""
         self.text: list[str] = []

@@ -1,6 +1,7 @@
 """Tools, as families of models were taught to be told of them and to call them.
 
     hermes    <tool_call>{"name": …, "arguments": {…}}</tool_call>     Qwen, Hermes, SmolLM and many others
+    xml       the same tags around <function=NAME><parameter=KEY> …    Qwen3-Coder (`xmlcalls.py`)
     mistral   [TOOL_CALLS][{"name": …, "arguments": {…}}, …]
     llama     {"name": …, "parameters": {…}} as the whole answer       Llama 3
 
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from corolla.apps.gateway import xmlcalls
 from corolla.apps.gateway.schema import CalledFunction, Message, Tool, ToolCall
 from corolla.apps.gateway.text import StopFinder
 
@@ -32,9 +34,12 @@ class ToolFormat:
     """None: all that follows the opening is calls."""
     knows_tools: bool = True
     """False: the template says nothing of tools, so we do."""
+    is_xml: bool = False
+    """Within the marks, or without them, calls are `xmlcalls.py`'s; JSON is taken too, since a forced call is JSON."""
 
 
 HERMES: Final = ToolFormat("<tool_call>", "</tool_call>")
+XML: Final = ToolFormat("<tool_call>", "</tool_call>", is_xml=True)
 UNTAUGHT: Final = ToolFormat("<tool_call>", "</tool_call>", knows_tools=False)
 MISTRAL: Final = ToolFormat("[TOOL_CALLS]", None)
 LLAMA: Final = ToolFormat("{", None)
@@ -47,16 +52,17 @@ def format_of(template: str) -> ToolFormat:
     if MISTRAL.opening in template:
         return MISTRAL
     if HERMES.opening in template:
-        return HERMES
+        return XML if xmlcalls.OPENING in template else HERMES
     return LLAMA if '"parameters"' in template or PYTHON_TAG in template else HERMES
 
 
 class ToolReader:
     """Parts one choice's text into what is shown and what is called, as it comes."""
 
-    def __init__(self, form: ToolFormat) -> None:
+    def __init__(self, form: ToolFormat, tools: Sequence[Tool] = ()) -> None:
         self._form = form
-        self._before = StopFinder([form.opening])
+        self._tools = tools
+        self._before = StopFinder([form.opening, xmlcalls.OPENING] if form.is_xml else [form.opening])
         self._seen = ""
         self._all = ""
 
@@ -78,7 +84,12 @@ class ToolReader:
                 return rest, []
         else:
             rest = ""
-        calls, text = _calls_in(self._all[len(self._seen) :], self._form)
+        calling = self._all[len(self._seen) :]
+        if self._form.is_xml:
+            said, text = xmlcalls.xml_calls_in(calling, self._tools)
+            if said:
+                return rest + text, [_made(name, arguments) for name, arguments in said[:MAX_CALLS]]
+        calls, text = _calls_in(calling, self._form)
         return rest + text, calls
 
     def _show_all(self) -> str:
@@ -101,8 +112,12 @@ def _call(entry: Any) -> ToolCall | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         return None
     arguments = entry.get("arguments", entry.get("parameters", {}))
+    return _made(entry["name"], arguments)
+
+
+def _made(name: str, arguments: Any) -> ToolCall:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(f"call_{secrets.token_hex(12)}", CalledFunction(entry["name"], text))
+    return ToolCall(f"call_{secrets.token_hex(12)}", CalledFunction(name, text))
 
 
 def _calls_in(text: str, form: ToolFormat) -> tuple[list[ToolCall], str]:
