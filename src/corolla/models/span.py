@@ -98,6 +98,11 @@ class Span:
         return self.structure.width
 
     @property
+    def vocabulary(self) -> int:
+        """Token ids that the family knows; only where blocks need them does it matter here."""
+        return self._config.vocab_size
+
+    @property
     def weight_bytes(self) -> int:
         """Memory that the weights take: the hosted blocks', and what they need from outside the blocks."""
         return held_bytes(self._model)

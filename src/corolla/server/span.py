@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from corolla.errors import Unsupported
 from corolla.models.cache import SpanCache
 from corolla.models.span import Span
 from corolla.models.tensors import TORCH_DTYPES, to_torch, to_wire
@@ -45,6 +48,8 @@ class TorchSpanRunner:
 
     def run(self, cache: SessionCache, step: Step, want: Want, wire_dtype: DType) -> WireTensor | None:
         assert isinstance(cache, SpanSession)
+        if step.token_ids is not None:
+            _check_token_ids(step.token_ids, self.span.vocabulary)
         output = self.span.forward(
             to_torch(step.hidden, self.span.device),
             self._prepared(cache, step),
@@ -68,3 +73,14 @@ class TorchSpanRunner:
         if step.rows is not None:
             session.cache.gather(step.rows)
         return session.cache
+
+
+def _check_token_ids(token_ids: WireTensor, vocabulary: int) -> None:
+    """Raises Unsupported. On a GPU an id outside of a table would end the whole device, with everybody's sessions."""
+    ids = np.frombuffer(token_ids.data, "<i8")
+    wrong = ids[(ids < 0) | (ids >= vocabulary)]
+    if wrong.size:
+        raise Unsupported(
+            f"token id {wrong[0]}: this model has ids from 0 to {vocabulary - 1}",
+            value=str(wrong[0]), bound=str(vocabulary - 1),
+        )  # fmt: skip
