@@ -97,6 +97,15 @@ def test_a_family_that_looks_ahead_is_no_decoder():
         find_capabilities(MadeUpSpan(looks_ahead=True))
 
 
+def test_code_that_fails_in_a_span_is_named_with_what_it_says_and_where_to_read_on():
+    class Span(MadeUpSpan):
+        def forward(self, hidden, cache, *, token_ids=None):
+            raise IndexError("list index out of range")
+
+    with pytest.raises(BadInput, match=r"made-up: .* \(IndexError: list index out of range\): .*docs/families.md"):
+        find_capabilities(Span())
+
+
 @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
 def test_numbers_that_are_none_are_refused(scale):
     with pytest.raises(BadInput, match="made-up: the blocks give NaN or infinity"):

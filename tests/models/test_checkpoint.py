@@ -72,6 +72,7 @@ BAD_CONFIGS = {
     "not an object": ("[1]", "config.json: holds no JSON object"),
     "no family": ({"num_hidden_layers": 2}, "config.json: has no model_type"),
     "no blocks": ({"model_type": "llama"}, "config.json: does not say how many blocks"),
+    "blocks without end": ({"model_type": "llama", "num_hidden_layers": 10**9}, "more than 10000 cannot be announced"),
     "zero blocks": ({"model_type": "llama", "num_hidden_layers": 0}, "does not say how many blocks"),
     "encoder-decoder": (
         {"model_type": "t5", "is_encoder_decoder": True, "num_layers": 6},

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from corolla.errors import BadInput, NeedsReplay
 from corolla.models import stored
 from corolla.models.checkpoint import open_checkpoint
+from corolla.models.description import describe_model
 from corolla.models.loading import load_span
 from corolla.models.local_half import load_local_half
 from corolla.models.sound import is_finite
@@ -228,6 +229,27 @@ def test_a_family_that_is_no_decoder_is_refused(model_type, says, tiny, tmp_path
     for load in (lambda: load_span(checkpoint, 0, 2), lambda: load_local_half(checkpoint, ChainedHalf)):
         with pytest.raises(BadInput, match=says):
             load()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("hidden_act", "nonsense"), ("num_attention_heads", 0), ("hidden_size", "x"), ("layer_types", ["full_attention"])],
+)
+def test_a_config_that_makes_no_sense_is_refused_with_what_transformers_says(field, value, tiny, tmp_path):
+    directory = shutil.copytree(tiny("llama").directory, tmp_path / "other")
+    config = json.loads((directory / "config.json").read_text()) | {field: value}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match=r"llama.*this transformers \([\d.]+\).*(Error|Errors?): ") as refused:
+        describe_model(open_checkpoint(directory))
+    assert "\n" not in str(refused.value)
+
+
+def test_more_blocks_than_tensors_are_refused_before_they_are_built(tiny, tmp_path):
+    directory = shutil.copytree(tiny("llama").directory, tmp_path / "other")
+    config = json.loads((directory / "config.json").read_text()) | {"num_hidden_layers": 9_999}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match=r"config.json says 9999 blocks, the files hold \d+ tensors"):
+        load_local_half(open_checkpoint(directory), ChainedHalf)
 
 
 def test_an_encoder_that_calls_itself_a_language_model_is_refused(tmp_path):

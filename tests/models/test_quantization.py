@@ -9,6 +9,7 @@ from corolla.errors import BadInput
 from corolla.models.checkpoint import open_checkpoint
 from corolla.models.description import describe_model
 from corolla.models.loading import load_span
+from corolla.models.span import Span
 from corolla.models.testing import load_chain, write_tiny
 
 # Sizes that bitsandbytes' kernels for the CPU take: multiples of 64.
@@ -86,6 +87,22 @@ def test_without_the_library_a_sentence_says_what_to_install(checkpoint, monkeyp
     )
     with pytest.raises(BadInput, match=r"--quant nf4 needs bitsandbytes, .*: pip install 'corolla\[quant\]'"):
         load_span(checkpoint, 0, 1, quantization="nf4")
+
+
+def test_a_width_that_four_bits_cannot_have_here_is_named(tiny, monkeypatch):
+    checkpoint = tiny("llama")
+
+    def fail(_span):
+        raise BadInput("shape '[64, 1]' is invalid for input of size 96")  # as on a processor with AVX512
+
+    monkeypatch.setattr(Span, "self_test", fail)
+    with pytest.raises(
+        BadInput,
+        match=r"--quant nf4 .* 'model\.layers\.0\.mlp\.down_proj' takes 96 inputs, .* multiples of 64; --quant int8",
+    ):
+        load_span(checkpoint, 0, 1, quantization="nf4")
+    with pytest.raises(BadInput, match="shape"):
+        load_span(checkpoint, 0, 1, quantization="int8")
 
 
 def test_what_the_kernels_cannot_run_is_refused_at_load(tiny):

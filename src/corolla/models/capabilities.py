@@ -15,7 +15,7 @@ from torch import Tensor
 from corolla.errors import BadInput
 from corolla.models.cache import SpanCache
 from corolla.models.dataflow import Dataflow
-from corolla.models.family import CODE_FAILS, Structure
+from corolla.models.family import CODE_FAILS, Structure, in_a_line
 
 _NUM_TOKENS: Final = 8
 Pieces = tuple[tuple[int, int], ...]
@@ -63,7 +63,10 @@ def find_capabilities(span: RunnableSpan) -> Capabilities:
     try:
         at_once = run(span.new_cache(1), 0, _NUM_TOKENS)
     except CODE_FAILS as failure:
-        raise BadInput(f"{structure.family}: its blocks do not run by themselves: {failure}") from failure
+        raise BadInput(
+            f"{structure.family}: its blocks do not run by themselves ({in_a_line(failure)}): its code does what "
+            "corolla does not know (docs/families.md says what to do)"
+        ) from failure
     if not bool(torch.isfinite(at_once).all()):
         raise BadInput(f"{structure.family}: the blocks give NaN or infinity: damaged weights, or too narrow a dtype")
     trial = _run_in_pieces(span, run, _CHUNKS)

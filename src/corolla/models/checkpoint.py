@@ -22,6 +22,8 @@ MAX_HEADER_BYTES: Final = 100_000_000
 """The bound that the safetensors format itself sets on a header."""
 FIRST_BYTES: Final = 65_536
 """What is held of each shard to begin with: as a rule its whole header, so one request each instead of two."""
+MAX_BLOCKS: Final = 10_000
+"""Announcements hold no more (`swarm/announcement.py`)."""
 
 DTYPE_BITS: Final[dict[str, int]] = {
     **dict.fromkeys(("F4",), 4),
@@ -115,10 +117,11 @@ def read_checkpoint(files: ModelFiles) -> Checkpoint:
     config_file = files.directory / "config.json"
     config = _read_json_object(files, config_file.name, "no config.json, so this is not a model directory")
     _check_decoder(config_file, config)
+    num_blocks = _num_blocks(config_file, config)
     return Checkpoint(
         files=files,
         config=MappingProxyType(config),
-        num_blocks=_num_blocks(config_file, config),
+        num_blocks=num_blocks,
         max_positions=_first_count(config, _POSITION_KEYS),
         tensors=MappingProxyType(_read_tensors(files)),
     )
@@ -140,6 +143,8 @@ def _num_blocks(file: Path, config: dict[str, object]) -> int:
     num_blocks = _first_count(config, _BLOCK_COUNT_KEYS) or _count_listed(config)
     if not num_blocks:
         raise BadInput(f"{file}: does not say how many blocks the model has ({', '.join(_BLOCK_COUNT_KEYS)})")
+    if num_blocks > MAX_BLOCKS:
+        raise BadInput(f"{file}: says {num_blocks} blocks, more than {MAX_BLOCKS} cannot be announced")
     return num_blocks
 
 

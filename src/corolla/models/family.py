@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import __version__ as transformers_version
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
@@ -45,6 +47,12 @@ _ORDINARY_INPUTS: Final = frozenset(
 
 CODE_FAILS: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
 """What a family's code may raise when it is run in a way that it was not written for, without values among them."""
+
+_CONFIG_FAILS: Final = (*CODE_FAILS, ArithmeticError, StrictDataclassError)
+"""What a family's code may raise over a config that makes no sense."""
+
+_MOST_SAID: Final = 200
+"""Characters of another's error that fit into a sentence."""
 
 _PROBE_BATCH, _PROBE_LENGTH = 13, 17
 """Sizes no family has as another dimension, so that each axis of the stream is known by its length."""
@@ -98,12 +106,21 @@ class Structure:
 
 
 def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
-    """transformers' config of the checkpoint. Raises BadInput for a family that transformers does not know."""
+    """transformers' config of the checkpoint. Raises BadInput where transformers knows no such thing."""
     model_type = str(checkpoint.config["model_type"])
     if model_type not in CONFIG_MAPPING:
         raise BadInput(f"{checkpoint.directory / 'config.json'}: this transformers knows no family {model_type!r}")
-    with quiet():
-        return CONFIG_MAPPING[model_type].from_dict(dict(checkpoint.config))
+    num_blocks, num_tensors = checkpoint.num_blocks, len(checkpoint.tensors)
+    if num_blocks > num_tensors:  # each has one of its own at least; building thousands for nothing takes minutes
+        raise BadInput(f"{checkpoint.name}: config.json says {num_blocks} blocks, the files hold {num_tensors} tensors")
+    try:
+        with quiet():
+            return CONFIG_MAPPING[model_type].from_dict(dict(checkpoint.config))
+    except _CONFIG_FAILS as failure:
+        raise BadInput(
+            f"{checkpoint.directory / 'config.json'}: no config of {model_type} for this transformers "
+            f"({transformers_version}): {in_a_line(failure)}"
+        ) from failure
 
 
 def causal_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -115,10 +132,19 @@ def causal_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTr
 
 
 def outline_of(family: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The whole model without its weights (meta device), made ready as its family needs it."""
-    with building, torch.device("meta"), quiet():
-        # What `AutoModel.from_config` calls; from there one cannot get at a class of our own.
-        outline = family._from_config(copy.deepcopy(config), dtype=dtype)  # pyright: ignore[reportPrivateUsage]
+    """The whole model without its weights (meta device), made ready as its family needs it.
+
+    Raises BadInput, with what transformers' code says, when it cannot be built.
+    """
+    try:
+        with building, torch.device("meta"), quiet():
+            # What `AutoModel.from_config` calls; from there one cannot get at a class of our own.
+            outline = family._from_config(copy.deepcopy(config), dtype=dtype)  # pyright: ignore[reportPrivateUsage]
+    except _CONFIG_FAILS as failure:
+        raise BadInput(
+            f"{config.model_type}: this transformers ({transformers_version}) cannot build it from its config.json "
+            f"({in_a_line(failure)}): the config is damaged, or made for another version"
+        ) from failure
     special_for(str(config.model_type)).prepare(outline)
     return outline
 
@@ -171,12 +197,18 @@ def watch_family(outline: PreTrainedModel, structure: Structure) -> Dataflow:
         return _trusted(structure, place, failure)
 
 
+def in_a_line(failure: Exception) -> str:
+    """An error of another's code for a sentence: its class, since some texts say nothing alone, and its text."""
+    text = " ".join(str(failure).split())
+    return f"{type(failure).__name__}: {text[:_MOST_SAID]}" if text else type(failure).__name__
+
+
 def _trusted(structure: Structure, place: BlockList, failure: Exception) -> Dataflow:
     """For code that cannot be watched: a plain chain, if the blocks take nothing out of the ordinary."""
     taken = {name for block in place.blocks for name in inspect.signature(type(block).forward).parameters}
     if strange := sorted(taken - _ORDINARY_INPUTS):
         raise BadInput(
-            f"{structure.family}: its code cannot be watched ({type(failure).__name__}: {failure}), and its blocks "
+            f"{structure.family}: its code cannot be watched ({in_a_line(failure)}), and its blocks "
             f"take {', '.join(strange)}: whether it can be cut is not known (docs/families.md says what to do)"
         ) from failure
     log.warning("a family's code cannot be watched; taken as a plain chain", extra={"family": structure.family})
@@ -205,9 +237,14 @@ def _stream_at_first_block(outline: PreTrainedModel, place: BlockList) -> Tensor
             place.runner(input_ids=token_ids, use_cache=False)
     except SpanDone as done:
         return done.hidden
+    except CODE_FAILS as failure:
+        raise BadInput(
+            f"{outline.config.model_type}: its code does not run up to its first block ({in_a_line(failure)}), "
+            "so it cannot be cut (docs/families.md says what to do)"
+        ) from failure
     finally:
         place.blocks[0] = first
-    raise AssertionError("the family's forward did not reach its first block")
+    raise BadInput(f"{outline.config.model_type}: its code runs without its first block, so it cannot be cut")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from corolla.models.checkpoint import Checkpoint
 from corolla.models.dataflow import Dataflow
 from corolla.models.family import causal_class, inspect_family, outline_of, quiet, read_config, watch_family
 from corolla.models.prequantized import check_not_quantized_twice, quantizer_of
-from corolla.models.quantization import Quantization, quantization_config
+from corolla.models.quantization import Quantization, quantization_config, why_nf4_fails
 from corolla.models.skeleton import prune, stand_ins_for_pruned
 from corolla.models.sound import SoundTensor
 from corolla.models.span import Span
@@ -61,7 +61,11 @@ def load_span(
     kind = pruned_class(family, start, end, keep_ends=False, needed=dataflow.side_parameters)
     model, read_bytes = load_pruned(checkpoint, kind, outline, dtype=dtype, device=device, quantization=quantization)
     span = Span(model, start, end, structure, dataflow, read_bytes)
-    span.capabilities = span.self_test()
+    try:
+        span.capabilities = span.self_test()
+    except BadInput as failure:
+        why = why_nf4_fails(outline) if quantization == "nf4" else None
+        raise failure if why is None else BadInput(f"{checkpoint.name}: {why}") from failure
     return span
 
 

@@ -50,6 +50,25 @@ def quantization_config(quantization: Quantization, dtype: torch.dtype, outline:
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, **options)
 
 
+def why_nf4_fails(outline: PreTrainedModel) -> str | None:
+    """A sentence, where a layer of the blocks has a width that bitsandbytes does not take on every processor."""
+    odd = next(((name, width) for name, width in _widths(outline) if width % _NF4_GROUP), None)
+    if odd is None:
+        return None
+    return (
+        f"--quant nf4 does not work here: {odd[0]!r} takes {odd[1]} inputs, and on this machine bitsandbytes computes "
+        f"only with multiples of {_NF4_GROUP}; --quant int8 takes any"
+    )
+
+
+def _widths(outline: PreTrainedModel) -> Iterator[tuple[str, int]]:
+    """The blocks' linear layers, and how many numbers each takes."""
+    inside = {id(module) for module in find_blocks(outline).blocks.modules()}
+    for name, module in outline.named_modules():
+        if id(module) in inside and isinstance(module, nn.Linear | Conv1D):
+            yield name, module.weight.shape[0 if isinstance(module, Conv1D) else 1]
+
+
 def _quiet_bitsandbytes() -> None:
     """It says at each step that it computes in float16, and at the import what else one could install."""
     for name in ("bitsandbytes.autograd._functions", "bitsandbytes.backends.cpu.ops"):
