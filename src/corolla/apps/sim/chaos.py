@@ -128,10 +128,12 @@ async def _one_run(session: Session, rng: random.Random, rows: list[list[int]]) 
     outputs = await session.run(
         [StepInput(hidden_of(new), size) for new, size in zip(news, chunks, strict=True)], want="all"
     )
-    for new, output in zip(news, outputs, strict=True):
-        rows = [row + more for row, more in zip(rows, new, strict=True)]
-        size = len(new[0])
-        expected = [number for row in rows for number in whole_model(NUM_BLOCKS, row)[-size:]]
+    begin = len(rows[0])
+    rows = [row + [number for new in news for number in new[index]] for index, row in enumerate(rows)]
+    right = [whole_model(NUM_BLOCKS, row) for row in rows]
+    for size, output in zip(chunks, outputs, strict=True):
+        expected = [number for row in right for number in row[begin : begin + size]]
+        begin += size
         if output is None or numbers_of(output) != expected:
             raise WrongText(f"wrong output at position {session.position}, {loop_time():.3f} s into the life")
     return rows

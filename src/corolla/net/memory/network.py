@@ -50,6 +50,7 @@ class MemoryNetwork:
         self.hidden: Final[set[PeerId]] = set()
         self._living: dict[PeerId, MemoryTransport] = {}
         self._reachable: dict[PeerId, dict[PeerId, MemoryTransport]] = {}
+        self._keepers: dict[PeerId, dict[PeerId, MemoryRecords]] = {}
 
     def transport(
         self,
@@ -130,7 +131,7 @@ class MemoryNetwork:
 
     def changed(self) -> None:
         """Who reaches whom may be different now. Those who lost their bootstrap peers look for them again."""
-        self._reachable.clear()
+        self._forget_who_reaches_whom()
         for transport in self._living.values():
             transport.rejoin_later()
 
@@ -145,6 +146,15 @@ class MemoryNetwork:
         if asker.peer not in self._reachable:
             self._reachable[asker.peer] = self._look_around(asker)
         return self._reachable[asker.peer]
+
+    def keepers(self, asker: "MemoryTransport") -> Mapping[PeerId, MemoryRecords]:
+        """The records of those among them that keep any for others."""
+        found = self._keepers.get(asker.peer)
+        if found is None:
+            found = {peer: other.records for peer, other in self.reachable(asker).items() if not other.is_client}
+            if asker.peer in self._reachable:
+                self._keepers[asker.peer] = found
+        return found
 
     def _look_around(self, asker: "MemoryTransport") -> dict[PeerId, "MemoryTransport"]:
         reached: dict[PeerId, MemoryTransport] = {}
@@ -165,7 +175,11 @@ class MemoryNetwork:
         if b.peer not in a.known or a.peer not in b.known:
             a.known.add(b.peer)
             b.known.add(a.peer)
-            self._reachable.clear()
+            self._forget_who_reaches_whom()
+
+    def _forget_who_reaches_whom(self) -> None:
+        self._reachable.clear()
+        self._keepers.clear()
 
 
 class MemoryTransport:
@@ -186,6 +200,7 @@ class MemoryTransport:
         self.is_client: Final = is_client
         self.network: Final = network
         self.identity: Final = identity
+        self.peer: Final = identity.peer
         self.clock_skew_s: float = clock_skew_s
         self.known: set[PeerId] = set()
         self._gate_config = gate
@@ -201,9 +216,7 @@ class MemoryTransport:
         self._records = MemoryRecords(
             identity,
             wall_time=self.wall_time,
-            answering=lambda: {
-                peer: other._records for peer, other in network.reachable(self).items() if not other.is_client
-            },
+            answering=lambda: network.keepers(self),
             has_met_others=lambda: bool(self.known),
             round_trip_s=self._round_trip_s,
             group=group_of(address) or UNKNOWN,
@@ -220,10 +233,6 @@ class MemoryTransport:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    @property
-    def peer(self) -> PeerId:
-        return self.identity.peer
 
     @property
     def addresses(self) -> list[str]:
@@ -425,7 +434,8 @@ class MemoryTransport:
         return stream
 
     def _round_trip_s(self, peer: PeerId) -> float:
-        return sum(self._links.conditions(link).latency_s for link in _links_between([self.peer], [peer]))
+        there, back = self._links.conditions((self.peer, peer)), self._links.conditions((peer, self.peer))
+        return there.latency_s + back.latency_s
 
 
 @lru_cache(maxsize=4096)
