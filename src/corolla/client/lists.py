@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from corolla.errors import BadInput
 from corolla.ids import PeerId
 from corolla.net.identity import public_key_of
-from corolla.swarm.view import View
+from corolla.swarm.view import ServerView, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,18 @@ class ServerLists:
         allowed = view if self.allowed is None else view.only(self.allowed)
         kept = allowed.without(self.blocked)
         return kept if self.takes_quantized else kept.without(quantized(kept))
+
+    def left_out(self, view: View) -> dict[PeerId, str]:
+        """The servers that `applied` takes away, and which choice of the user's each runs into."""
+        kept = self.applied(view).servers
+        return {peer: self._why_not(server) for peer, server in view.servers.items() if peer not in kept}
+
+    def _why_not(self, server: ServerView) -> str:
+        if self.allowed is not None and server.peer not in self.allowed:
+            return "not among the servers to use"
+        if server.peer in self.blocked:
+            return "among the servers not to use"
+        return f"holds the weights as {server.announcement.quantization}, which was not wanted"
 
 
 def quantized(view: View) -> list[PeerId]:

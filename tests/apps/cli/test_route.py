@@ -2,15 +2,17 @@
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from corolla.apps.cli import main as frame
-from corolla.apps.cli.route import PricedRoute, best_routes, only_one, usual_tokens
+from corolla.apps.cli.route import PricedRoute, best_routes, left_out_of, only_one, usual_tokens
 from corolla.apps.cli.route_table import print_json, print_route
 from corolla.apps.status.reading import ModelStatus
+from corolla.client.lists import ServerLists
 from corolla.errors import BadInput, MissingBlocks
 from corolla.ids import Fingerprint, PeerId
 from corolla.swarm.announcement import Announcement, ModelEntry, short_peer
@@ -68,6 +70,24 @@ def test_the_runner_up_is_explained_too_or_said_to_be_missing() -> None:
     text = printed(status_of(*HALVES, whole), explain=True)
     assert "tiny: runner-up over 1 server(s)" in text
     assert "no other chain covers every block" in printed(status_of(*HALVES), explain=True)
+
+
+def test_who_was_left_out_is_said_with_the_choice_that_did_it() -> None:
+    small = server("small", (0, 4), 0.001, quantization="nf4")
+    blocked = server("blocked", (2, 4), 0.002)
+    choices = ServerLists(blocked=frozenset({blocked.peer}), takes_quantized=False)
+    view = status_of(*HALVES, small, blocked).view
+    left_out = left_out_of(view, choices.left_out(view))
+    status = replace(status_of(*HALVES), view=choices.applied(view))
+    file = io.StringIO()
+    print_route(status, best_routes(status, 1024), explain=True, left_out=left_out, console=Console(file=file))
+    said = [line.strip() for line in file.getvalue().splitlines() if line.startswith("left out")]
+    assert said == [
+        "left out: 0:4 …of-small small: holds the weights as nf4, which was not wanted",
+        "left out: 2:4 …-blocked blocked: among the servers not to use",
+    ]
+    only_front = ServerLists(allowed=frozenset({HALVES[0].peer}))
+    assert set(only_front.left_out(view).values()) == {"not among the servers to use"}
 
 
 def test_no_room_shows_as_a_penalty() -> None:

@@ -1,7 +1,7 @@
 """`corolla route`: which chain of servers a session would take now, and why."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,13 @@ import click
 from corolla.apps.cli.options import join_option, json_option, logging_options, require_peers, server_list_options
 from corolla.apps.cli.progress import progress
 from corolla.apps.cli.status import ask_swarm
-from corolla.errors import BadInput
+from corolla.errors import BadInput, MissingBlocks
+from corolla.ids import PeerId, short
 
 if TYPE_CHECKING:
     from corolla.apps.status.reading import ModelStatus
     from corolla.swarm.chain import Route, RoutePrice
+    from corolla.swarm.view import View
 
 USUAL_TOKENS = 2048
 
@@ -25,6 +27,19 @@ class PricedRoute:
 
     route: "Route"
     price: "RoutePrice"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A server that no route may use, and why."""
+
+    peer: PeerId
+    name: str
+    blocks: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.blocks} …{short(self.peer)} {self.name}".rstrip() + f": {self.why}"
 
 
 @click.command("route")
@@ -52,10 +67,25 @@ def command(model: str, tokens: int | None, explain: bool, join: tuple[str, ...]
     from corolla.apps.cli.route_table import print_json, print_route
 
     status = only_one(statuses, model)
-    status = replace(status, view=chosen_servers().applied(status.view))
+    servers = chosen_servers()
+    left_out = left_out_of(status.view, servers.left_out(status.view))
+    status = replace(status, view=servers.applied(status.view))
+    try:
+        routes = best_routes(status, usual_tokens(status) if tokens is None else tokens)
+    except MissingBlocks as missing:
+        raise MissingBlocks(missing.blocks, "; ".join(f"left out: {server}" for server in left_out)) from None
+    if as_json:
+        print_json(status, routes, left_out)
+    else:
+        print_route(status, routes, explain=explain, left_out=left_out)
 
-    routes = best_routes(status, usual_tokens(status) if tokens is None else tokens)
-    print_json(status, routes) if as_json else print_route(status, routes, explain=explain)
+
+def left_out_of(view: "View", reasons: Mapping[PeerId, str]) -> list[LeftOut]:
+    """Servers that the user's choices leave out, with what people know them by."""
+    servers = [(view.servers[peer], why) for peer, why in reasons.items()]
+    return [
+        LeftOut(server.peer, server.announcement.name, f"{server.start}:{server.end}", why) for server, why in servers
+    ]
 
 
 def only_one(statuses: Sequence["ModelStatus"], name: str) -> "ModelStatus":

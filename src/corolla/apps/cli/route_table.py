@@ -5,6 +5,7 @@ Names come from strangers and are printed as `Text`, never as markup (see `statu
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from corolla.apps.cli.route import PricedRoute
+from corolla.apps.cli.route import LeftOut, PricedRoute
 from corolla.apps.cli.status_table import PLAIN_WIDTH
 from corolla.apps.status.reading import ModelStatus
 from corolla.ids import PeerId, short
@@ -23,9 +24,14 @@ TERMS = ("travel", "bytes", "overhead", "queue", "compute", "penalty", "total")
 
 
 def print_route(
-    status: ModelStatus, routes: Sequence[PricedRoute], *, explain: bool, console: Console | None = None
+    status: ModelStatus,
+    routes: Sequence[PricedRoute],
+    *,
+    explain: bool,
+    left_out: Sequence[LeftOut] = (),
+    console: Console | None = None,
 ) -> None:
-    """The best chain; with `explain` its terms, what they mean, and the runner-up."""
+    """The best chain; with `explain` its terms, what they mean, the runner-up, and who was left out."""
     console = console or Console()
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
@@ -39,6 +45,8 @@ def print_route(
         console.print(_table(status, other, with_terms=True))
     if not others:
         console.print("no other chain covers every block")
+    for server in left_out:
+        console.print(Text(f"left out: {server}"))
     console.print(
         "travel: one way from the hop before, as measured by it, or over this client. bytes: what a step's bytes take "
         "on a link whose capacity is known. queue: how long a step waits there. penalty: no room for the session, or a "
@@ -46,11 +54,12 @@ def print_route(
     )
 
 
-def print_json(status: ModelStatus, routes: Sequence[PricedRoute]) -> None:
+def print_json(status: ModelStatus, routes: Sequence[PricedRoute], left_out: Sequence[LeftOut] = ()) -> None:
     said = {
         "name": status.entry.name,
         "fingerprint": status.entry.fingerprint,
         "routes": [_as_json(route) for route in routes],
+        "left_out": [asdict(server) for server in left_out],
     }
     click.echo(json.dumps(said, ensure_ascii=False, indent=2))
 
