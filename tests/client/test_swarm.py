@@ -11,16 +11,22 @@ from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import hidden_of, numbers_of, whole_model
 from corolla.client.router import ServedModel
 from corolla.client.session import Session
+from corolla.clock import loop_time
 from corolla.errors import BadInput, CacheFull, MissingBlocks, Overloaded, Unsupported
 from corolla.ids import Fingerprint
+from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
 from corolla.server.config import SessionLimits
 
+LATENCY_S = 0.02
 
-def swarm_story(num_blocks: int = 8) -> Callable[[Callable[[MemorySwarm], Awaitable[None]]], None]:
+
+def swarm_story(
+    num_blocks: int = 8, *, latency_s: float = 0.001
+) -> Callable[[Callable[[MemorySwarm], Awaitable[None]]], None]:
     def run(story: Callable[[MemorySwarm], Awaitable[None]]) -> None:
         async def told() -> None:
-            async with MemorySwarm(num_blocks=num_blocks) as swarm:
+            async with MemorySwarm(num_blocks=num_blocks, conditions=LinkConditions(latency_s)) as swarm:
                 await story(swarm)
 
         run_virtual(told())
@@ -136,6 +142,47 @@ def test_a_full_server_is_left_out_for_one_with_room() -> None:
         assert full.pool.free_pages == full.pool.total_pages
 
     swarm_story()(story)
+
+
+def test_a_session_in_line_for_cache_keeps_the_stream_that_waits_for_it() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        limits = SessionLimits(cache_wait_s=10, attach_timeout_s=2)
+        await swarm.serve("full", "0:8", cache_tokens=128, limits=limits)
+        client, other = await swarm.client("client"), await swarm.client("other")
+        first, second = [await other.start_session(swarm.model, max_tokens=64) for _ in range(2)]
+        opening = asyncio.create_task(client.start_session(swarm.model, max_tokens=64))
+        await asyncio.sleep(5)
+        assert not opening.done()
+        first.close()
+        session = await opening
+        assert await feed(session, [1]) == whole_model(8, [1])
+        assert session.recoveries == 0
+        session.close()
+        second.close()
+
+    swarm_story()(story)
+
+
+@pytest.mark.parametrize(("lost", "round_trips"), [(None, 2), ("tail", 4)])
+def test_opening_and_recovering_take_no_more_round_trips_than_they_must(lost: str | None, round_trips: int) -> None:
+    """To dial a server: 1. For `open`, and our stream beside it: 1. A recovery has heard of the loss half a round trip
+    late; its replay goes by way of the server before the lost one, and the output comes back: 1.5."""
+
+    async def story(swarm: MemorySwarm) -> None:
+        for name, span in (("a", "0:4"), ("b", "4:8"), ("b2", "4:8")):
+            await swarm.serve(name, span)
+        client = await swarm.client("client")
+        await client.router(swarm.model).refresh()
+        began = loop_time()
+        async with client.open_session(swarm.model, max_tokens=64) as session:
+            if lost is not None:
+                await feed(session, [1])
+                swarm.network.kill(session.route[1].peer_id)
+                began = loop_time()
+                await feed(session, [2])
+            assert loop_time() - began == pytest.approx(2 * LATENCY_S * round_trips, rel=0.01)
+
+    swarm_story(latency_s=LATENCY_S)(story)
 
 
 def test_a_lost_server_is_replaced_and_the_text_goes_on() -> None:

@@ -255,7 +255,6 @@ class Ring:
             if rebuilt == fresh:
                 break
             places = mark_fresh(places, rebuilt)
-        await self._connect()
         if self.version > 0:
             await self._replays.resend(self.hops, places, held, route_version=self.version, live_from=last_answered + 1)
         self.places = [Place(place.peer, place.start, place.end) for place in places]
@@ -283,7 +282,8 @@ class Ring:
                 raise hop.error
 
     async def _open_all(self, places: Sequence[Place]) -> list[Held]:
-        """All hops at once, under a new route version. Raises PlacesFailed, naming all that will not."""
+        """All hops at once, under a new route version, and our own streams beside. Raises PlacesFailed, naming all that
+        will not."""
         self.version += 1
         hops = _all_or_failed(
             places,
@@ -295,13 +295,16 @@ class Ring:
         self.hops = hops
         self.places = list(places)
         asks = [self._ask(places, index) for index in range(len(places))]
-        answers = await asyncio.gather(
-            *(hop.open(ask) for hop, ask in zip(hops, asks, strict=True)), return_exceptions=True
+        ends = self._ends()
+        answers, connections = await asyncio.gather(
+            asyncio.gather(*(hop.open(ask) for hop, ask in zip(hops, asks, strict=True)), return_exceptions=True),
+            asyncio.gather(*(hop.connect() for hop in ends), return_exceptions=True),
         )
-        for hop, answer in zip(hops, answers, strict=True):
-            if isinstance(answer, MAY_DO_ELSEWHERE):
-                self.drop(hop, answer)
+        for hop, outcome in [*zip(hops, answers, strict=True), *zip(ends, connections, strict=True)]:
+            if isinstance(outcome, MAY_DO_ELSEWHERE):
+                self.drop(hop, outcome)
         opened_all = _all_or_failed(places, answers)
+        _all_or_failed(ends, connections)
         if self._exact:
             self._check_lengths(places, opened_all)
         return [Held(opened.cached_tokens, opened.last_step_no, opened.journal_from) for opened in opened_all]
@@ -357,16 +360,11 @@ class Ring:
             exact=self._exact,
         )
 
-    async def _connect(self) -> None:
-        """Our own streams: to the head of every segment, and from its tail."""
+    def _ends(self) -> list[Hop]:
+        """Those with which we have a stream: the head of every segment, and its tail."""
         ends = {index for index, hop in enumerate(self.hops) if hop.start in self.heads}
         ends |= {index - 1 for index in ends if index > 0} | {len(self.hops) - 1}
-        hops = [self.hops[index] for index in sorted(ends)]
-        outcomes = await asyncio.gather(*(hop.connect() for hop in hops), return_exceptions=True)
-        for hop, outcome in zip(hops, outcomes, strict=True):
-            if isinstance(outcome, MAY_DO_ELSEWHERE):
-                self.drop(hop, outcome)
-        _all_or_failed(hops, outcomes)
+        return [self.hops[index] for index in sorted(ends)]
 
     def new_hop(self, link: ServerLink, start: int, end: int) -> Hop:
         return Hop(link, self._session, start, end, self._listener)

@@ -60,6 +60,10 @@ class DataStreams:
             if session.cache is not None:
                 stream.match(session)
 
+    def is_in_line(self, stream: "DataStream") -> bool:
+        """The stream's session waits for cache: that takes as long as it may, and is not the stream's fault."""
+        return any(session.cache is None and stream.belongs_to(session) for session in self._sessions())
+
     def attach(self, stream: "DataStream", session: HostedSession) -> DataLink:
         """The session has a link more, in place of an older one of the same peer."""
         link = DataLink(stream.peer, stream.channel)
@@ -101,13 +105,17 @@ class DataStream:
             stream, we_dialed=False, on_message=self._on_message, on_closed=self._on_closed,
             on_inflow=partial(streams.saw_inflow, stream.peer),
         )  # fmt: skip
+        self._attach_timeout_s = attach_timeout_s
         self._deadline = asyncio.get_running_loop().call_later(attach_timeout_s, self._give_up)
+
+    def belongs_to(self, session: HostedSession) -> bool:
+        """Whether it has asked for this session, as one of its neighbours."""
+        state = session.state
+        return self._asked == state.session and self.peer in (state.owner, state.upstream)
 
     def match(self, session: HostedSession) -> None:
         """Belong to this session, if it is the one that was asked for and this peer is one of its neighbours."""
-        if self.attached is not None or self._asked != session.state.session:
-            return
-        if self.peer not in (session.state.owner, session.state.upstream):
+        if self.attached is not None or not self.belongs_to(session):
             return
         self._deadline.cancel()
         link = self._streams.attach(self, session)
@@ -133,6 +141,9 @@ class DataStream:
 
     def _give_up(self) -> None:
         """The session was never opened here, or is another peer's: its client will have moved on."""
+        if self._streams.is_in_line(self):
+            self._deadline = asyncio.get_running_loop().call_later(self._attach_timeout_s, self._give_up)
+            return
         log.info("data stream of no session", extra={"peer": short(self.peer), "asked": self._asked is not None})
         self.channel.close()
 
