@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from corolla.apps.cli import main as frame
 from corolla.apps.cli.status import health_code
@@ -14,9 +15,9 @@ from corolla.apps.cli.status_table import block_map, print_json, print_tables
 from corolla.apps.status.facts import as_json, runs
 from corolla.apps.status.reading import ModelStatus, choose, read_swarm
 from corolla.errors import BadInput, NoRoute
-from corolla.ids import Fingerprint
+from corolla.ids import Fingerprint, short
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.net.memory.network import MemoryNetwork, MemoryTransport, identity_of
 from corolla.swarm.announcement import MODELS_KEY, Announcement, ModelEntry, announcement_key
 
 WEIGHTS = Fingerprint("ab" * 16)
@@ -104,6 +105,38 @@ def test_every_server_has_a_row_with_its_blocks_and_round_trip() -> None:
     assert [words[0] for words in rows] == ["0:4", "4:8"]
     assert all(words[2:6] == ["online", "float32", "25.0", "4096"] for words in rows)
     assert all(server["rtt_s"] is not None for server in as_json(status)["servers"])
+
+
+def test_a_server_that_is_announced_but_does_not_answer_is_named_and_not_counted_on() -> None:
+    async def look() -> list[ModelStatus]:
+        network = MemoryNetwork(random.Random(1))
+        async with network.transport("hub") as hub, network.transport("dead") as dead, network.transport("me") as me:
+            for peer in (dead, me):
+                await peer.join(hub.addresses, timeout_s=5)
+            await announce(hub, (0, 4), name="left half")
+            await announce(dead, (4, 8), name="right half")
+            network.kill(dead.peer)
+            return await read_swarm(me, ())
+
+    [status] = run_virtual(look())
+    said = as_json(status)
+    assert (said["health"], said["missing_blocks"]) == ("broken", [4, 5, 6, 7])
+    assert [(server["blocks"], server["is_silent"]) for server in said["servers"]] == [("0:4", False), ("4:8", True)]
+    assert json.loads(json.dumps(said, allow_nan=False)) == said
+    assert health_code([status]) == 11
+    text = " ".join(printed([status]).split())
+    assert "no server for 4:8; no answer from 4:8" in text
+    assert "right half); on one server only: 0:4" in text
+
+
+def test_eighty_columns_have_room_for_a_servers_name_and_all_figures() -> None:
+    file = io.StringIO()
+    print_tables(status_of((0, 8), name="attic-gpu"), Console(file=file, width=80, force_terminal=True, no_color=True))
+    lines = file.getvalue().splitlines()
+    assert all(len(Text.from_ansi(line).plain.rstrip()) <= 80 for line in lines)
+    assert "…" not in file.getvalue().replace("…" + short(identity_of("server 0").peer), "")
+    for words in ("attic-gpu", "tokens/s", "queue ms", "rtt ms", "online", "float32", "4096"):
+        assert words in file.getvalue()
 
 
 def test_a_servers_name_is_never_markup() -> None:

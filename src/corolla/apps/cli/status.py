@@ -50,7 +50,7 @@ def command(
 
 def health_code(statuses: Sequence["ModelStatus"]) -> int:
     """The exit code of the worst of these models; nobody serving anything is broken, too."""
-    health = {status.view.health for status in statuses}
+    health = {status.counted.health for status in statuses}
     if not health or "broken" in health:
         return BROKEN_CODE
     return FRAGILE_CODE if "fragile" in health else 0

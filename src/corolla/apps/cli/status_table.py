@@ -5,6 +5,7 @@ strings with markup, so that a server called `[red]` is just that.
 """
 
 import json
+import math
 from collections.abc import Sequence
 
 import click
@@ -22,6 +23,7 @@ from corolla.swarm.view import Health, ServerView
 STYLES: dict[Health, str] = {"healthy": "green", "fragile": "yellow", "broken": "red"}
 PLAIN_WIDTH = 120
 """Columns when the output is no terminal."""
+ROOMY_WIDTH = 100
 MAP_WIDTH = 64
 """Blocks in a line of the map."""
 MAX_NAMED = 4
@@ -39,7 +41,8 @@ def print_tables(statuses: Sequence[ModelStatus], console: Console | None = None
         console.print(headline(status))
         if status.view.servers:
             console.print(block_map(status.counted.coverage))
-            console.print(_table(status))
+            console.print(_table(status, console.width))
+            console.print()
 
 
 def headline(status: ModelStatus) -> Text:
@@ -49,6 +52,10 @@ def headline(status: ModelStatus) -> Text:
     text.append(f", {status.entry.num_blocks} blocks, fingerprint {status.entry.fingerprint[:12]}")
     if missing := missing_blocks(status):
         text.append(f"; no server for {as_ranges(missing)}")
+    if status.silent:
+        silent = [server for server in in_order(status.view) if server.peer in status.silent]
+        text.append("; no answer from " + ", ".join(f"{s.start}:{s.end} {_called(s)}" for s in silent[:MAX_NAMED]))
+        text.append(f" and {len(silent) - MAX_NAMED} servers more" if len(silent) > MAX_NAMED else "")
     if alone := alone_on(status.counted):
         text.append(
             "; on one server only: " + ", ".join(_alone(server, blocks) for server, blocks in alone[:MAX_NAMED])
@@ -58,8 +65,12 @@ def headline(status: ModelStatus) -> Text:
 
 
 def _alone(server: ServerView, blocks: Sequence[int]) -> str:
+    return f"{as_ranges(blocks)} {_called(server)}"
+
+
+def _called(server: ServerView) -> str:
     name = server.announcement.name
-    return f"{as_ranges(blocks)} (…{short(server.peer)}{' ' + name if name else ''})"
+    return f"(…{short(server.peer)}{' ' + name if name else ''})"
 
 
 def block_map(coverage: Sequence[int]) -> Text:
@@ -80,11 +91,12 @@ def print_json(statuses: Sequence[ModelStatus], *, indent: int | None = 2) -> No
     click.echo(json.dumps({"models": [as_json(status) for status in statuses]}, ensure_ascii=False, indent=indent))
 
 
-def _table(status: ModelStatus) -> Table:
-    table = Table(box=SIMPLE, pad_edge=False)
+def _table(status: ModelStatus, width: int) -> Table:
+    """Fits into 80 columns; there a long name goes on in the next line."""
+    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1) if width >= ROOMY_WIDTH else 0, show_edge=False)
     for name in ("blocks", "server", "name", "state", "dtype"):
-        table.add_column(name, no_wrap=name != "name")
-    for name in ("tokens/s", "free cache", "queue ms", "rtt ms"):
+        table.add_column(name, no_wrap=name != "name", overflow="fold")
+    for name in ("tokens/s", "cache", "queue ms", "rtt ms"):
         table.add_column(name, justify="right", no_wrap=True)
     for server in in_order(status.view):
         table.add_row(*(Text(cell) for cell in _cells(server)))
@@ -102,5 +114,12 @@ def _cells(server: ServerView) -> tuple[str, ...]:
         f"{said.decode_tokens_per_s:.1f}" if said.decode_tokens_per_s else "–",
         f"{said.free_cache_tokens}",
         f"{said.queue_s * 1000:.0f}",
-        "no answer" if server.rtt_s is None else f"{server.rtt_s * 1000:.1f}",
+        _rtt(server.rtt_s),
     )
+
+
+def _rtt(rtt_s: float | None) -> str:
+    """In a swarm of more than a few dozen servers not all are asked."""
+    if rtt_s is None:
+        return "–"
+    return "no answer" if math.isinf(rtt_s) else f"{rtt_s * 1000:.1f}"

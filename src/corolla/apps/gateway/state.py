@@ -28,7 +28,6 @@ from corolla.apps.gateway.connections import run_until_gone
 from corolla.apps.gateway.observer import Observer, SwarmState
 from corolla.apps.gateway.traces import MAX_TRACES, TraceStore
 from corolla.apps.status.facts import as_json
-from corolla.apps.status.reading import ModelStatus
 
 Authorize = Callable[[Request], Awaitable[str]]
 """The caller's name. Raises HTTPException for who may not ask."""
@@ -103,17 +102,9 @@ def state_as_json(state: SwarmState) -> dict[str, Any]:
         "number": state.number,
         "at": state.at,
         "version": __version__,
-        "models": [_model_as_json(status) for status in state.models],
+        "models": [as_json(status) for status in state.models],
         "changes": [asdict(change) for change in state.changes],
     }
-
-
-def _model_as_json(status: ModelStatus) -> dict[str, Any]:
-    """What `corolla status --json` says of it, and who does not answer from here."""
-    said = as_json(status)
-    for server in said["servers"]:
-        server["is_silent"] = server["peer"] in status.silent
-    return said
 
 
 async def told(observer: Observer) -> AsyncGenerator[str]:

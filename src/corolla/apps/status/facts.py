@@ -1,5 +1,6 @@
 """The state of a model as facts for programs: `corolla status --json` and the gateway's `/api/v1/state`."""
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -20,7 +21,9 @@ def as_json(status: ModelStatus) -> dict[str, Any]:
         "fragile_blocks": view.fragile_blocks,
         "fragile": [{"peer": server.peer, "blocks": as_ranges(blocks)} for server, blocks in alone_on(view)],
         "coverage": [{"blocks": f"{start}:{end}", "servers": count} for start, end, count in runs(view.coverage)],
-        "servers": [_server_as_json(server) for server in in_order(status.view)],
+        "servers": [
+            {**_server_as_json(server), "is_silent": server.peer in status.silent} for server in in_order(status.view)
+        ],
     }
 
 
@@ -72,7 +75,7 @@ def _server_as_json(server: ServerView) -> dict[str, Any]:
         "queue_s": said.queue_s,
         "max_session_tokens": said.max_session_tokens,
         "adapters": said.adapters,
-        "rtt_s": server.rtt_s,
+        "rtt_s": None if server.rtt_s is None or math.isinf(server.rtt_s) else server.rtt_s,
         "version": said.version,
         "commit": said.commit or None,
     }

@@ -1,6 +1,7 @@
 """Asks a swarm who serves what: the models of its index, a view of each, and round trips from here."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -36,6 +37,9 @@ class ModelStatus:
 async def read_swarm(transport: Transport, wanted: Sequence[str]) -> list[ModelStatus]:
     """The status of the wanted models (none named: all). Raises NoRoute when a named one is not served.
 
+    A server that died is announced for minutes. One that twice gives no answer here is not counted on, and its round
+    trip is infinite, so that routes avoid it.
+
     The index of models outlives the last server of one by minutes: what nobody serves any more is left out.
     """
     listed = list_models(await transport.records.get(MODELS_KEY))
@@ -43,8 +47,15 @@ async def read_swarm(transport: Transport, wanted: Sequence[str]) -> list[ModelS
     view_of = {entry.fingerprint: view for entry, view in zip(listed, found, strict=True) if view.servers}
     entries = choose([entry for entry in listed if entry.fingerprint in view_of], wanted)
     views = [view_of[Fingerprint(entry.fingerprint)] for entry in entries]
-    rtts = await ping_all(transport, [peer for view in views for peer in view.servers])
-    return [ModelStatus(entry, view.with_rtts(rtts)) for entry, view in zip(entries, views, strict=True)]
+    peers = list(dict.fromkeys(peer for view in views for peer in view.servers))[:MAX_PINGED]
+    rtts = await ping_all(transport, peers)
+    again = await ping_all(transport, [peer for peer in peers if peer not in rtts])
+    rtts |= {peer: again.get(peer, math.inf) for peer in peers if peer not in rtts}
+    silent = frozenset(peer for peer, rtt_s in rtts.items() if math.isinf(rtt_s))
+    return [
+        ModelStatus(entry, view.with_rtts(rtts), silent & view.servers.keys())
+        for entry, view in zip(entries, views, strict=True)
+    ]
 
 
 def choose(entries: Sequence[ModelEntry], wanted: Sequence[str]) -> list[ModelEntry]:
