@@ -45,7 +45,7 @@ def test_the_version_is_the_packages() -> None:
 )
 def test_importing_brings_neither_torch_nor_hivemind(statement: str, allowed: set[str]) -> None:
     script = f"{statement}; import json, sys; print(json.dumps([name.partition('.')[0] for name in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True)
     assert not set(json.loads(done.stdout)) & (HEAVY - allowed)
 
 
@@ -65,7 +65,7 @@ def test_what_is_built_carries_types_licence_and_nothing_of_the_tests(tmp_path: 
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     command = [sys.executable, "-c", BUILD, str(tmp_path)]
-    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=110, check=True)
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=250, check=True)
     wheel, sdist = done.stdout.splitlines()[-1].split()
     with zipfile.ZipFile(tmp_path / wheel) as archive:
         packed = archive.namelist()

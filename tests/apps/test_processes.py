@@ -73,7 +73,7 @@ def test_no_process_outlives_its_parent(end: Callable[[subprocess.Popen[bytes]],
     end(parent)
     parent.wait(timeout=20)
     parent.stdout.close()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
 
 
@@ -88,7 +88,7 @@ def test_a_family_is_frozen_thawed_and_killed_together() -> None:
         child.thaw()
         assert psutil.STATUS_STOPPED not in states_of(family, psutil.STATUS_SLEEPING)
         child.kill()
-        _, alive = psutil.wait_procs(family, timeout=10)
+        _, alive = psutil.wait_procs(family, timeout=60)
         assert not alive
         with pytest.raises(SwarmError, match="it has 0"):
             _ = child.daemon_pid

@@ -20,7 +20,7 @@ from corolla.models.testing import write_model_s, write_tiny
 
 COMMAND = [sys.executable, "-m", "corolla"]
 ENVIRONMENT = {**os.environ, **ONE_THREAD}
-TIMEOUT_S = 100
+TIMEOUT_S = 200
 
 torch.set_num_threads(1)
 

@@ -34,7 +34,7 @@ Running = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 
 BAD_INPUT, NO_PEERS, REFUSED = 2, 3, 6
 CACHE_TOKENS = 64
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 NOBODY = "12D3KooWBmAwcd4PJNJvfV89HwE48nwkRmAgo8Vy3uQEyNNHBox2"
 
 

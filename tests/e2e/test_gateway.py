@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 Corolla = Callable[..., subprocess.CompletedProcess[str]]
 Running = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 NEW_TOKENS = 120
 ASKED: dict[str, Any] = {
     "messages": [{"role": "user", "content": "w9 w10"}],

@@ -12,7 +12,7 @@ from corolla.apps.processes import Processes
 
 pytestmark = pytest.mark.slow
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 
 
 def test_two_servers_that_start_together_share_the_blocks_between_them(tiny: Path, tmp_path: Path) -> None:

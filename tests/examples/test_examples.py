@@ -17,7 +17,7 @@ def output_of(name: str, tmp_path: Path) -> str:
     """What the example prints, started from anywhere."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / name], cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=110, check=False,
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

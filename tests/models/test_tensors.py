@@ -52,5 +52,5 @@ def test_read_only_messages_draw_no_warning():
         "from corolla.models.tensors import to_torch; from corolla.wire.tensors import WireTensor;"
         "print(to_torch(WireTensor('float32', (1,), memoryview(bytes(4)))).item())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True)
     assert (done.stdout, done.stderr) == ("0.0\n", "")

@@ -64,3 +64,8 @@ def test_ctrl_c_stops_an_answer_and_twice_the_program() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_bytes_that_are_no_text_do_not_end_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda _prompt: b"w5 \xff ".decode(errors="surrogateescape"))
+    assert chat._read_line() == "w5 ?"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from corolla.apps.cli.conversation import Conversation, Sampling, SwarmModel, common_length, load_tokenizer
+from corolla.apps.cli.generate import _checked
 from corolla.errors import BadInput
 
 EOS = 2
@@ -123,6 +124,22 @@ def test_greedy_is_the_default_and_a_temperature_samples(tokenizer: Any) -> None
 def test_a_seed_without_sampling_is_refused() -> None:
     with pytest.raises(BadInput, match="--temperature or --top-p"):
         Sampling(seed=1)
+
+
+def test_a_temperature_that_is_no_number_is_refused() -> None:
+    with pytest.raises(BadInput, match="nan"):
+        Sampling(temperature=float("nan"))
+
+
+def test_an_empty_prompt_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(BadInput, match="empty"):
+        conversation_with(FakeModel([]), tokenizer).complete([], lambda _part: None)
+
+
+def test_a_prompt_that_is_no_text_is_refused() -> None:
+    with pytest.raises(BadInput, match="UTF-8: see its character 4"):
+        _checked(b"w5 \xff".decode(errors="surrogateescape"))
+    assert _checked("日本語 🦀") == "日本語 🦀"
 
 
 def test_a_directory_without_a_tokenizer_is_named(tmp_path: Path) -> None:

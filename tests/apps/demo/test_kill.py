@@ -46,7 +46,7 @@ def test_a_server_is_killed_and_both_answers_are_the_local_models(
     write_tokenizer(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", SHOW, str(tmp_path), QUESTION],
-        capture_output=True, text=True, timeout=110, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+        capture_output=True, text=True, timeout=250, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]

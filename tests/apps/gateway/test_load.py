@@ -33,7 +33,7 @@ async def read(it: Any, body: dict[str, Any]) -> str:
 
 
 async def nothing_is_held(it: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while it.sessions() or it.gateway.limits.active or it.gateway.limits.waiting:  # noqa: ASYNC110 - their tables
             await asyncio.sleep(0.01)
 

@@ -298,7 +298,7 @@ def test_a_hub_that_asks_to_wait_for_an_hour_is_not(hub, open_here):
     began = time.monotonic()
     with pytest.raises(SwarmError, match=r"asks to wait 3600 s; corolla waits 120 s at most") as refusal:
         open_here()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert refusal.value.exit_code == 1
 
 

@@ -58,7 +58,7 @@ def expected_bytes(tiny):
 
 def test_two_processes_that_start_at_once_download_every_byte_once(hub, start, expected_bytes, tiny):
     processes = [start() for _ in range(2)]
-    assert [process.communicate(timeout=60)[0] for process in processes] == ["held\n"] * 2
+    assert [process.communicate(timeout=200)[0] for process in processes] == ["held\n"] * 2
     assert hub.sent_bytes() == expected_bytes
 
 
@@ -84,7 +84,7 @@ def test_after_a_kill_the_next_process_goes_on_and_reads_only_what_was_on_the_wa
     first.kill()
     first.wait()
     let_go.set()
-    assert start().communicate(timeout=60)[0] == "held\n"
+    assert start().communicate(timeout=200)[0] == "held\n"
     assert hub.sent_bytes() - sent[0] <= expected_bytes - sent[0] + longest_shard(hub)
 
 
@@ -100,19 +100,19 @@ def longest_shard(hub):
 def test_the_token_of_the_environment_opens_a_gated_repository(hub, start):
     hub.gated.add("someone/tiny")
     refused = start(HF_TOKEN="", HF_HUB_DISABLE_IMPLICIT_TOKEN="1")
-    said = refused.communicate(timeout=60)[0]
+    said = refused.communicate(timeout=200)[0]
     assert refused.returncode == 2
     assert said == (
         f"someone/tiny is gated: ask for access at {hub.endpoint}/someone/tiny, then log in with `hf auth login` or "
         "pass a token (--token, HF_TOKEN)\n"
     )
-    assert start(HF_TOKEN=hub.token).communicate(timeout=60)[0] == "held\n"
+    assert start(HF_TOKEN=hub.token).communicate(timeout=200)[0] == "held\n"
 
 
 def test_offline_a_cached_model_opens_and_another_is_refused_at_once(hub, start):
-    said = start(HF_HUB_OFFLINE="1").communicate(timeout=60)[0]
+    said = start(HF_HUB_OFFLINE="1").communicate(timeout=200)[0]
     assert said == f"{hub.endpoint} is not asked: HF_HUB_OFFLINE is set\n"
-    assert start().communicate(timeout=60)[0] == "held\n"
+    assert start().communicate(timeout=200)[0] == "held\n"
     asked = len(hub.requests)
-    assert start(HF_HUB_OFFLINE="1").communicate(timeout=60)[0] == "held\n"
+    assert start(HF_HUB_OFFLINE="1").communicate(timeout=200)[0] == "held\n"
     assert len(hub.requests) == asked

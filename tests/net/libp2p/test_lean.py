@@ -11,7 +11,7 @@ Script = Callable[[str], "Popen[str]"]
 
 
 def outcome(process: "Popen[str]") -> Any:
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=200)
     assert process.returncode == 0
     return json.loads(output)
 
