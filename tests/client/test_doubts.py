@@ -75,7 +75,7 @@ class Parted:
 
     @property
     def goes_through_us(self) -> bool:
-        return len(self.session._ring.heads) == 2  # pyright: ignore[reportPrivateUsage]
+        return self.session.through_client == [2]
 
 
 def tell(story: Callable[[Parted], Awaitable[None]]) -> None:

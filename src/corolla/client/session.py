@@ -110,6 +110,11 @@ class Session:
         return [RouteHop(place.peer, place.start, place.end) for place in self._ring.places]
 
     @property
+    def through_client(self) -> list[int]:
+        """First blocks of the servers that the one before them cannot reach: there the client stands between."""
+        return [start for start in self._ring.heads if start > 0]
+
+    @property
     def max_chunk_tokens(self) -> int:
         """Most positions × rows that every server of the route takes in one step."""
         return min(opened.max_chunk_tokens for opened in self._ring.opened)
