@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 SPANS = ("0:3", "3:6", "6:8")
 START_TIMEOUT_S = 100.0
-GONE_WITHIN_S = 20.0
+GONE_WITHIN_S = 60.0
 MAX_LENGTH = 1600
 """Of every session, and the whole cache of every server."""
 NEW_TOKENS = 20
@@ -40,6 +40,8 @@ LOST_AT = 6
 SHORT = torch.arange(3, 19)[None]
 LONG = (torch.arange(1500)[None] * 7 + 3) % 32000
 """Takes each server a good part of a second."""
+ATTEMPTS = 5
+"""At a blow in the middle of that: a busy machine may hold this process up until it is over."""
 GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 CONFIG = ClientConfig(liveness=Liveness(interval_s=0.3, dead_after_s=1.2))
 """Short heartbeats, so that frozen servers are found soon. A false alarm on a busy machine costs time, never text."""
@@ -60,6 +62,13 @@ def all_servers(model_s: Path) -> Iterator[Fleet]:
 def fleet(all_servers: Fleet) -> Fleet:
     """Two servers of each span are up; more may be on the way."""
     all_servers.replace_lost()
+    all_servers.gather()
+    return all_servers
+
+
+@pytest.fixture
+def survivors(all_servers: Fleet) -> Fleet:
+    """Those that are left, the frozen thawed: nobody starts in the place of the lost any more."""
     all_servers.gather()
     return all_servers
 
@@ -145,15 +154,20 @@ def test_lost_between_two_tokens(
 def test_lost_in_a_long_prefill(
     fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow, place: int
 ) -> None:
-    with swarm.inference_session(max_length=MAX_LENGTH) as session, ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(swarm.generate, LONG, max_new_tokens=NEW_TOKENS, session=session, **GREEDY)
-        victim = wait_for_route(session)[place]
-        time.sleep(0.15)
-        assert session.position == 0, "the prefill was over before the blow"
-        fleet.strike(blow, [victim])
-        tokens = answer.result(timeout=100)
-        assert victim not in route_of(session)
-    assert torch.equal(tokens[:, LONG.shape[1] :], texts[LONG.shape[1]][:, :NEW_TOKENS])
+    for _ in range(ATTEMPTS):
+        with swarm.inference_session(max_length=MAX_LENGTH) as session, ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(swarm.generate, LONG, max_new_tokens=NEW_TOKENS, session=session, **GREEDY)
+            victim = wait_for_route(session)[place]
+            time.sleep(0.15)
+            is_in_time = session.position == 0
+            if is_in_time:
+                fleet.strike(blow, [victim])
+            tokens = answer.result(timeout=100)
+            assert not is_in_time or victim not in route_of(session)
+        assert torch.equal(tokens[:, LONG.shape[1] :], texts[LONG.shape[1]][:, :NEW_TOKENS])
+        if is_in_time:
+            return
+    pytest.fail("each time the prefill was over before the blow")
 
 
 def wait_for_route(session: InferenceSession) -> list[PeerId]:
@@ -182,15 +196,19 @@ def test_lost_between_two_answers(
     assert torch.equal(torch.cat([first, second], dim=1), texts[SHORT.shape[1]])
 
 
-@pytest.mark.parametrize("blow", [kill_daemon, kill_python], ids=lambda blow: blow.__name__)
+@pytest.mark.parametrize(
+    ("blow", "places"),
+    [(kill_daemon, [0, 1, 2]), (kill_python, [0])],
+    ids=lambda value: value.__name__ if callable(value) else "+".join(map(str, value)),
+)
 def test_lost_before_the_first_token(
-    fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow
+    fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow, places: list[int]
 ) -> None:
     """The client still believes in servers that are gone when it first asks them."""
     with swarm.inference_session(max_length=MAX_LENGTH) as session:
         swarm.generate(SHORT, max_new_tokens=1, **GREEDY)
         favourites = route_of(session)
-    fleet.strike(blow, favourites)
+    fleet.strike(blow, [favourites[place] for place in places])
     with swarm.inference_session(max_length=MAX_LENGTH):
         tokens = swarm.generate(SHORT, max_new_tokens=NEW_TOKENS, **GREEDY)
     assert torch.equal(tokens[:, SHORT.shape[1] :], texts[SHORT.shape[1]][:, :NEW_TOKENS])
@@ -258,22 +276,24 @@ def test_the_substitute_is_lost_while_it_is_being_built(
 # --- afterwards
 
 
-def test_no_survivor_holds_anything(fleet: Fleet, swarm: DistributedModelForCausalLM) -> None:
+def test_no_survivor_holds_anything(survivors: Fleet, swarm: DistributedModelForCausalLM) -> None:
     watcher = Watcher(swarm.connection.swarm.transport, swarm.served.fingerprint)
     deadline = time.monotonic() + GONE_WITHIN_S
     while True:
         view = swarm.connection.run(watcher.refresh())
-        free = {peer: view.servers[peer].announcement.free_cache_tokens for peer in fleet.up if peer in view.servers}
-        if free.keys() == fleet.up.keys() and set(free.values()) == {MAX_LENGTH}:
+        free = {
+            peer: view.servers[peer].announcement.free_cache_tokens for peer in survivors.up if peer in view.servers
+        }
+        if free.keys() == survivors.up.keys() and set(free.values()) == {MAX_LENGTH}:
             return
         assert time.monotonic() < deadline, free
         time.sleep(0.5)
 
 
-def test_the_lost_leave_no_process(fleet: Fleet) -> None:
+def test_the_lost_leave_no_process(survivors: Fleet) -> None:
     """Each half of a server ends when the other is killed."""
-    assert len(fleet.lost) > len(SPANS)
-    assert_gone([pid for member in fleet.lost for pid in member.pids])
+    assert len(survivors.lost) > len(SPANS)
+    assert_gone([pid for member in survivors.lost for pid in member.pids])
 
 
 def assert_gone(pids: Sequence[int]) -> None:
