@@ -16,9 +16,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@# torch by itself and first, the pinned CPU build: an unpinned torch fetches gigabytes of CUDA.
 	@# A wheel in a local wheelhouse of pip's configuration is taken first; TORCH_INDEX= asks PyPI alone (CUDA on Linux).
-	@$(PIP) install --no-deps --no-index "torch==$(TORCH)" >/dev/null 2>&1 \
-	  || $(PIP) install --no-deps "torch==$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(PIP) install -c constraints.txt -e ".[dev]"
+	@$(PIP) install --no-compile --no-deps --no-index "torch==$(TORCH)" >/dev/null 2>&1 \
+	  || $(PIP) install --no-compile --no-deps "torch==$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PIP) install --no-compile -c constraints.txt -e ".[dev]"
+	@# pip would compile on one core. What does not compile (templates, other Pythons' code) is imported by nobody.
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	@touch $(STAMP)
 
 demo: $(STAMP)
