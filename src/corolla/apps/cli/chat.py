@@ -93,7 +93,8 @@ def talk(conversation: "Conversation") -> bool:
 def _read_line() -> str | None:
     """What the user typed, None at the end of input."""
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        typed = input("> " if sys.stdin.isatty() else "")
+        return typed.encode(errors="replace").decode().strip()  # bytes that are no text would end the conversation
     except EOFError:
         return None
 

@@ -4,6 +4,7 @@ A conversation keeps one session. Each turn renders the whole conversation with 
 sends only what the servers do not hold yet: the part after the longest common beginning.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        if self.temperature is not None and not math.isfinite(self.temperature):
+            raise BadInput(f"--temperature must be a number above 0, not {self.temperature}")
         if self.seed is not None and not self.is_sampled:
             raise BadInput("a seed means nothing without --temperature or --top-p: the likeliest token is taken")
 
@@ -169,7 +172,9 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": "".join(answer)})
 
     def complete(self, prompt: Sequence[int], write: Write, *, should_stop: ShouldStop = _never) -> Pace:
-        """Continue exactly these tokens."""
+        """Continue exactly these tokens. Raises BadInput when there are none."""
+        if not prompt:
+            raise BadInput("the prompt is empty: give it some text")
         held = common_length(self._known, prompt)
         self._hold(self._known[:held])
         streamer = _Streamer(self._swarm_model.tokenizer, write)

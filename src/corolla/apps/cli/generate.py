@@ -15,6 +15,7 @@ from corolla.apps.cli.options import (
     source_options,
 )
 from corolla.apps.cli.progress import progress
+from corolla.errors import BadInput
 
 if TYPE_CHECKING:
     from corolla.models.source_options import SourceOptions
@@ -53,10 +54,19 @@ def command(
 
         sampling = Sampling(max_new_tokens, temperature, top_p, seed)
         swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype, source=source, shown=shown)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _checked(sys.stdin.read() if prompt == "-" else prompt)
     click.echo(PRIVACY_NOTE, err=True)
     is_chat = swarm_model.has_chat_template and not raw
     tokens = swarm_model.encode_chat([{"role": "user", "content": text}]) if is_chat else swarm_model.encode(text)
     with swarm_model.model.inference_session(max_length=len(tokens) + max_new_tokens) as session:
         Conversation(swarm_model, session, sampling).complete(tokens, lambda part: click.echo(part, nl=False))
     click.echo()
+
+
+def _checked(text: str) -> str:
+    """Raises BadInput for bytes that are no text: Python hands them on as halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as wrong:
+        raise BadInput(f"the prompt is not text in UTF-8: see its character {wrong.start + 1}") from None
+    return text
