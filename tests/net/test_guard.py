@@ -51,6 +51,13 @@ def test_each_time_it_stays_cut_off_for_longer_and_that_fades() -> None:
     assert not guard.is_cut_off(PEER, now + SMALL.cut.first_s + 1)
 
 
+def test_who_holds_as_many_streams_as_anyone_may_need_opens_no_more() -> None:
+    guard = StreamGuard(SMALL)
+    assert guard.judge(PEER, HERE, 0.0, num_open=9) == "take"
+    assert guard.judge(PEER, HERE, 0.0, num_open=10) == "close"
+    assert guard.judge(OTHER, HERE, 0.0, num_open=9) == "take"
+
+
 def test_nonsense_counts_as_many_streams() -> None:
     guard = StreamGuard(SMALL)
     verdicts: list[Verdict] = []

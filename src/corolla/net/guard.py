@@ -65,9 +65,12 @@ class StreamGuard:
         self._refused = Buckets(self.limits.refused)
         self._bans: dict[PeerId, Ban] = {}
 
-    def judge(self, peer: PeerId, address: str | None, now: float) -> Verdict:
-        """What to do with a stream that this peer has opened. `address`: None when the network cannot tell."""
-        verdict = self._judge(peer, _group_of(address), now)
+    def judge(self, peer: PeerId, address: str | None, now: float, *, num_open: int = 0) -> Verdict:
+        """What to do with a stream that this peer has opened. `address`: None when the network cannot tell.
+
+        `num_open`: how many we have with it already. Each holds a descriptor, of which a process has a thousand.
+        """
+        verdict = self._judge(peer, _group_of(address), now, num_open)
         if verdict != "take":
             self.turned_away[verdict] += 1
         return verdict
@@ -85,10 +88,10 @@ class StreamGuard:
         ban = self._bans.get(peer)
         return ban is not None and ban.until > now
 
-    def _judge(self, peer: PeerId, group: AddressGroup | None, now: float) -> Verdict:
+    def _judge(self, peer: PeerId, group: AddressGroup | None, now: float, num_open: int) -> Verdict:
         if self.is_cut_off(peer, now):
             return "cut"
-        if not self._peers.take(peer, now):
+        if num_open >= self.limits.peer.burst or not self._peers.take(peer, now):
             return self._refuse(peer, now)
         if group is not None and peer not in self._listed and not self._groups.take(group, now):
             return "close"  # perhaps its neighbours' doing: no reason to cut it off

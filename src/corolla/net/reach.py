@@ -138,6 +138,8 @@ class Helper:
                 stream.write([_framed(ReachAnswer(source or "", list(verdicts)))])
                 await letter.until_closed()  # the asking side closes, or our last words could be lost
         except (TimeoutError, _CutOff, msgspec.MsgspecError) as fault:
+            if isinstance(fault, msgspec.MsgspecError):
+                stream.report_nonsense()
             log.debug("not dialled back", extra={"peer": short(stream.peer), "reason": str(fault)})
         finally:
             stream.close()

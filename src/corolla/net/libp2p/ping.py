@@ -9,7 +9,7 @@ from corolla.wire.tensors import Buffer
 PROTOCOL = "/corolla/ping/1"
 _NUM_BYTES = 16
 _MOST_ECHOED = 1024
-_LIFE_S = 30.0
+_LIFE_S = 5.0
 """Of an answering stream: nobody keeps ours open for nothing."""
 
 
@@ -42,6 +42,7 @@ def answer(stream: ByteStream) -> None:
         nonlocal echoed
         echoed += len(data)
         if echoed > _MOST_ECHOED:
+            stream.report_nonsense()
             stream.close()
         else:
             stream.write([data])

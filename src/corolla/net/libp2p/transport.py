@@ -176,7 +176,8 @@ class Libp2pTransport:
         if accept is None or self._lost.done():
             raw.sock.close()
             return
-        if (verdict := self._guard.judge(raw.peer, raw.address, loop_time())) != "take":
+        num_open = len(self._streams.get(raw.peer, ()))
+        if (verdict := self._guard.judge(raw.peer, raw.address, loop_time(), num_open=num_open)) != "take":
             raw.sock.close()
             self._cut_off_if(verdict, raw.peer)
             return

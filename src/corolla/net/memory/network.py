@@ -405,7 +405,9 @@ class MemoryTransport:
         return ours
 
     def _take(self, stream: ByteStream, protocol: str, accept: Accept) -> None:
-        verdict = self.guard.judge(stream.peer, self._address_of(stream.peer), asyncio.get_running_loop().time())
+        now, address = asyncio.get_running_loop().time(), self._address_of(stream.peer)
+        num_open = sum(other.peer == stream.peer for other in self._streams) - 1  # without itself
+        verdict = self.guard.judge(stream.peer, address, now, num_open=num_open)
         if verdict == "take":
             self._gate.let_in(stream, protocol, accept)
         else:
