@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import hidden_of, numbers_of, whole_model
 from corolla.client.router import ServedModel
-from corolla.client.session import Session
+from corolla.client.session import Session, StepInput
 from corolla.clock import loop_time
 from corolla.errors import BadInput, CacheFull, MissingBlocks, Overloaded, Unsupported
 from corolla.ids import Fingerprint
@@ -183,6 +184,27 @@ def test_opening_and_recovering_take_no_more_round_trips_than_they_must(lost: st
             assert loop_time() - began == pytest.approx(2 * LATENCY_S * round_trips, rel=0.01)
 
     swarm_story(latency_s=LATENCY_S)(story)
+
+
+def test_a_prompts_chunks_are_on_all_links_at_once() -> None:
+    """Four chunks over two links that each take a second for one: five seconds, and not eight."""
+
+    async def story(swarm: MemorySwarm) -> None:
+        peers = [(await swarm.serve(name, span)).transport.peer for name, span in (("a", "0:4"), ("b", "4:8"))]
+        client = await swarm.client("client")
+        async with client.open_session(swarm.model, max_tokens=2000) as session:
+            chunks = [list(range(start, start + 400)) for start in range(0, 1600, 400)]
+            steps = [StepInput(hidden_of([chunk]), len(chunk)) for chunk in chunks]
+            narrow = LinkConditions(0.0, bytes_per_s=steps[0].hidden.nbytes)
+            for one, other in pairwise([client.own_peer, *peers]):
+                swarm.network.set_conditions(one, other, narrow)
+            began = loop_time()
+            outputs = await session.run(steps, want="last")
+            assert loop_time() - began == pytest.approx(5, rel=0.05)
+            assert outputs[-1] is not None
+            assert numbers_of(outputs[-1]) == whole_model(8, range(1600))[-1:]
+
+    swarm_story()(story)
 
 
 def test_a_lost_server_is_replaced_and_the_text_goes_on() -> None:
