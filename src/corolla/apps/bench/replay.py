@@ -104,4 +104,6 @@ def _print(console: Console, rates: Rates, length: int) -> None:
         f"Others keep {OTHERS:.0%} of the rate. Tokens equal in every round."
     )
     if max(rates.of_bound) > 1:
-        console.print("More than the bound: the machine was busier at one time than at another. Measure on a quiet one.")
+        console.print(
+            "More than the bound: the machine was busier at one time than at another. Measure on a quiet one."
+        )
