@@ -3,7 +3,8 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from corolla.apps.sim.swarm import MemorySwarm
+from corolla.client import connection
 from corolla.client.background import background_loop
 from corolla.client.config import ClientConfig
 from corolla.client.connection import Connection
@@ -22,6 +24,7 @@ from corolla.models.checkpoint import Checkpoint, open_checkpoint
 from corolla.models.fingerprint import fingerprint
 from corolla.models.loading import load_span
 from corolla.models.testing import write_tiny
+from corolla.net.libp2p.config import NetworkConfig
 from corolla.server.span import TorchSpanRunner
 
 T = TypeVar("T")
@@ -147,3 +150,21 @@ def test_ctrl_c_returns_when_what_it_ended_has_ended() -> None:
     with pytest.raises(KeyboardInterrupt):
         background_loop().run(wait_for_ever())
     assert has_ended
+
+
+def test_who_leaves_while_joining_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_gone = False
+
+    @asynccontextmanager
+    async def slow_to_come_and_go(_network: NetworkConfig) -> AsyncIterator[None]:
+        nonlocal is_gone
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            await asyncio.sleep(0.2)
+            is_gone = True
+
+    monkeypatch.setattr(connection, "open_transport", slow_to_come_and_go)
+    Connection(NetworkConfig(is_client=True), ClientConfig(), ["nobody"]).close()
+    assert is_gone

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, TypeVar
 
-from corolla.client.background import background_loop
+from corolla.client.background import CLOSE_TIMEOUT_S, background_loop
 from corolla.client.config import ClientConfig
 from corolla.client.swarm import Swarm, join_swarm
 from corolla.net.libp2p.config import NetworkConfig
@@ -21,7 +21,7 @@ class Connection:
     def __init__(self, network: NetworkConfig, config: ClientConfig, peers: Sequence[str]) -> None:
         self.config = config
         self._loop = background_loop()
-        self._closing: asyncio.Event | None = None
+        self._joining: asyncio.Task[Any] | None = None
         self._stack = AsyncExitStack()
         self._joined = self._loop.start(self._join(network, peers))
         self._aclose = partial(self._leave)
@@ -45,9 +45,12 @@ class Connection:
         self._loop.run(self._leave())
 
     async def _join(self, network: NetworkConfig, peers: Sequence[str]) -> Swarm:
+        self._joining = asyncio.current_task()
         transport = await self._stack.enter_async_context(open_transport(network))
         return await self._stack.enter_async_context(join_swarm(transport, peers, self.config))
 
     async def _leave(self) -> None:
         self._joined.cancel()
+        if self._joining is not None:  # until a daemon that is just coming up is gone
+            await asyncio.wait([self._joining], timeout=CLOSE_TIMEOUT_S)
         await self._stack.aclose()
