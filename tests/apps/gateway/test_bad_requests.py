@@ -131,6 +131,15 @@ def test_bodies_that_are_no_requests_are_refused_in_one_shape(front: Fronts) -> 
                 CHAT, content=body.replace('"S"', deep), headers={"content-type": "application/json"}
             )
             assert answer.status_code == 400, answer.text
+            for depth in (400, 900, 990, 1100):  # about where Python's own limit lies
+                tool = json.dumps(
+                    ASKED | {"tools": [{"type": "function", "function": {"name": "f", "parameters": "S"}}]}
+                )
+                deep = '{"items": ' * depth + "{}" + "}" * depth
+                answer = await it.http.post(
+                    CHAT, content=tool.replace('"S"', deep), headers={"content-type": "application/json"}
+                )
+                assert answer.status_code in (200, 400), (depth, answer.text)
             for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
                 answer = await it.http.post(CHAT, content=json.dumps(ASKED), headers={"content-type": kind})
                 assert answer.status_code == 415
@@ -191,6 +200,20 @@ def test_a_request_head_in_drips_is_hung_up_on(front: Fronts) -> None:
             async with asyncio.timeout(30):
                 assert await reader.read() == b""
             writer.close()
+
+    run(told())
+
+
+def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(front: Fronts) -> None:
+    """To tokenise 4 MB takes seconds, in the one thread that makes everybody's prompts."""
+
+    async def told() -> None:
+        async with front() as it:
+            messages = [{"role": "user", "content": "hello " * 600_000}]
+            for path, param, said in ((CHAT, "messages", messages), ("/v1/completions", "prompt", "a" * 3_000_000)):
+                error = await refused(it, path, 400, param=param, json={"model": "tiny", param: said})
+                assert error["code"] == "context_length_exceeded"
+                assert "the first 16384 are 16384 already" in error["message"]
 
     run(told())
 

@@ -50,8 +50,9 @@ class GrammarMaker:
         text = json.dumps(schema)
         if len(text) > MAX_SCHEMA_CHARS:
             raise bad_request(
-                f"{param}: a schema of {len(text)} characters; at most {MAX_SCHEMA_CHARS} are taken", param
-            )
+                f"{param}: a schema of {len(text)} characters; at most {MAX_SCHEMA_CHARS} are taken", param,
+                "invalid_schema",
+            )  # fmt: skip
         tokenizer = self._tokenizer = self._tokenizer or self._read_tokenizer()
         options = cast("Any", {"whitespace_flexible": False})
         try:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from jinja2 import TemplateError
 
@@ -22,6 +22,9 @@ from corolla.apps.gateway.schema import (
 )
 from corolla.apps.gateway.toolcalls import MAX_CALLS, ToolFormat, describe_tools, forced_schema, format_of, untaught
 from corolla.apps.gateway.writing import Wanted
+
+LOOKED_AT_CHARS: Final = 16
+"""For each token of the context, of a text that is longer: languages have two to five, and code seldom ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,12 @@ class PromptMaker:
             raise bad_request("top_logprobs is only for requests with logprobs", "top_logprobs", "invalid_value")
         tools = [] if request.tool_choice == "none" else request.tools or []
         form = format_of(self._model.chat_template) if tools else None
-        prompt = self._render(request, tools)
+        prompt = self._encode(
+            self._render(request, tools), special=False, context_tokens=context_tokens, param="messages"
+        )
         schema, param, opening = self._schema(request, tools, form)
         if opening:
-            prompt += self._encode(opening, special=False)
+            prompt += self._tokens(opening, special=False)
         wanted = self._wanted(
             request, prompt, context_tokens,
             limit=request.max_completion_tokens or request.max_tokens,
@@ -83,7 +88,7 @@ class PromptMaker:
             raise bad_request("echo with logprobs is not possible: prompts are not scored", "echo", "unsupported")
         given = one_prompt(request)
         if isinstance(given, str):
-            prompt, echo = self._encode(given, special=True), given
+            prompt, echo = self._encode(given, special=True, context_tokens=context_tokens, param="prompt"), given
         else:
             prompt, echo = self._checked_ids(given), ""
             if request.echo:
@@ -166,7 +171,7 @@ class PromptMaker:
             )
         return asked.json_schema.schema, "response_format.json_schema.schema", ""
 
-    def _render(self, request: ChatRequest, tools: Sequence[Tool]) -> list[int]:
+    def _render(self, request: ChatRequest, tools: Sequence[Tool]) -> str:
         assert self._model.chat_template is not None
         messages = [_with_text(message, number) for number, message in enumerate(request.messages)]
         knows_tools = format_of(self._model.chat_template).knows_tools
@@ -177,12 +182,26 @@ class PromptMaker:
                 [_for_template(message, messages) for message in messages],
                 tools=describe_tools(tools) if tools and knows_tools else None,
                 add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-            )["input_ids"]
+                tokenize=False,
+            )
         )
 
-    def _encode(self, text: str, *, special: bool) -> list[int]:
+    def _encode(self, text: str, *, special: bool, context_tokens: int, param: str) -> list[int]:
+        """Raises ApiError 400 for a text that is far too long, by its beginning: 4 MB take ten seconds, for which
+        everybody else's prompts would wait."""
+        beginning = text[: context_tokens * LOOKED_AT_CHARS]
+        tokens = self._tokens(beginning, special=special)
+        if len(beginning) == len(text):
+            return tokens
+        if len(tokens) > context_tokens:
+            raise bad_request(
+                f"this model's maximum context length is {context_tokens} tokens; of the prompt's {len(text)} "
+                f"characters the first {len(beginning)} are {len(tokens)} already",
+                param, "context_length_exceeded",
+            )  # fmt: skip
+        return self._tokens(text, special=special)
+
+    def _tokens(self, text: str, *, special: bool) -> list[int]:
         return cast("list[int]", self._model.prompt_tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def _checked_ids(self, tokens: list[int]) -> list[int]:
@@ -191,7 +210,7 @@ class PromptMaker:
             raise bad_request(f"prompt: {wrong} is no token id of this model", "prompt", "invalid_value")
         return tokens
 
-    def _guarded(self, render: Callable[[], list[int]]) -> list[int]:
+    def _guarded(self, render: Callable[[], str]) -> str:
         """A template refuses what its model was not taught (two users in a row, say), each in its own way."""
         try:
             return render()
