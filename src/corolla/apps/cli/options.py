@@ -8,12 +8,14 @@ from typing import Any, ClassVar, TypeVar
 
 import click
 
-from corolla.apps.cli.logs import LEVELS, set_up_logging
+from corolla.apps.cli.logs import FORMATS, LEVELS, set_up_logging
 from corolla.apps.cli.settings import RunSettings
 from corolla.errors import BadInput
 
 PEERS_VARIABLE = "COROLLA_PEERS"
 SWARM_KEY_VARIABLE = "COROLLA_SWARM_KEY"
+LOG_FORMAT = "corolla.log_format"
+"""Where the one option is kept for the other, in click's `Context.meta`."""
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
@@ -183,7 +185,7 @@ def sampling_options(command: Decorated) -> Decorated:
 
 
 def logging_options(default: str) -> Decorator[Decorated]:
-    """`--log-level` and `--debug`, which set themselves up and never reach the command."""
+    """`--log-level`, `--log-format` and `--debug`, which set themselves up and never reach the command."""
 
     def decorate(command: Decorated) -> Decorated:
         level = click.option(
@@ -192,13 +194,23 @@ def logging_options(default: str) -> Decorator[Decorated]:
             default=default,
             show_default=True,
             expose_value=False,
-            callback=lambda _ctx, _param, value: set_up_logging(value),
+            callback=lambda ctx, _param, value: set_up_logging(value, ctx.meta[LOG_FORMAT]),
             help="Least important events to log, on standard error.",
+        )
+        form = click.option(
+            "--log-format",
+            type=click.Choice(FORMATS),
+            default="text",
+            show_default=True,
+            expose_value=False,
+            is_eager=True,  # before the level, whose callback sets both
+            callback=lambda ctx, _param, value: ctx.meta.update({LOG_FORMAT: value}),
+            help="Log lines for people, or as JSON.",
         )
         debug = click.option(
             "--debug", is_flag=True, expose_value=False, callback=_set_debug, help="Show tracebacks of errors."
         )
-        return level(debug(command))
+        return level(form(debug(command)))
 
     return decorate
 
