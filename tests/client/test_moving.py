@@ -203,9 +203,18 @@ def drop_it_while_it_catches_up(_scene: Scene, handler: Handler) -> None:
     handler._steps.take = take
 
 
+def be_out_of_reach_for_those_before(scene: Scene, handler: Handler) -> None:
+    before = [scene.swarm.network.transport(name).peer for name in ("a0", "b0")]
+    scene.swarm.network.partition(before, [handler.transport.peer])
+
+
 @pytest.mark.parametrize(
-    "fail", [refuse, break_the_protocol, say_nothing, die_while_it_catches_up, drop_it_while_it_catches_up]
-)
+    "fail",
+    [
+        refuse, break_the_protocol, say_nothing, die_while_it_catches_up, drop_it_while_it_catches_up,
+        be_out_of_reach_for_those_before,
+    ],
+)  # fmt: skip
 def test_where_the_best_will_not_stand_by_for_a_server_that_drains_another_does(
     fail: Callable[[Scene, Handler], None],
 ) -> None:

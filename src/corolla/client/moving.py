@@ -19,7 +19,7 @@ from corolla.client.slowness import Pace, Patience, after_look, after_step, pick
 from corolla.client.steps import Steps
 from corolla.client.substitutes import POLL_S, Substitutes
 from corolla.clock import loop_time
-from corolla.errors import HopFailed, MissingBlocks, NoRoute, Refused, RemoteProtocolError
+from corolla.errors import HopFailed, LinkDown, MissingBlocks, NoRoute, Refused, RemoteProtocolError
 from corolla.ids import PeerId, short
 from corolla.swarm.route import Route
 from corolla.wire.messages import HopTiming
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 SLOW_MOVE_S = 60.0
 """For a move away from a slow server; one that takes longer is not worth having."""
-_ITS_FAULT = (HopFailed, Refused, RemoteProtocolError)
+_ITS_FAULT = (HopFailed, LinkDown, Refused, RemoteProtocolError)
 """What a server that will not stand by, or cannot, looks like: another is asked next."""
 _NOT_NOW = (NoRoute, PlacesFailed, *_ITS_FAULT)
 

@@ -174,6 +174,11 @@ class Ring:
     def has_lost(self, peer: PeerId) -> bool:
         return any(hop.peer == peer and hop.error is not None for hop in self.hops)
 
+    def pushes_to(self, hop: Hop, peer: PeerId) -> bool:
+        """Whether that peer is the next place of the route."""
+        index = self.hops.index(hop) + 1
+        return index < len(self.hops) and self.hops[index].peer == peer
+
     def server_before(self, hop: Hop) -> PeerId | None:
         """Who pushes on to this hop; None: the client does."""
         return None if hop.start in self.heads else self.hops[self.hops.index(hop) - 1].peer

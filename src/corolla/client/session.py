@@ -308,6 +308,12 @@ class Session:
             return
         log.info("fault", extra={"peer": short(hop.peer), "reason": str(error)[:200]})
         if isinstance(error, LinkDown):
+            if (standby := self._ring.standby.get(error.peer)) is not None:
+                self._router.saw_link_fault(hop.peer, error.peer)
+                standby.fail(error)
+                return
+            if not self._ring.pushes_to(hop, error.peer):
+                return  # old news
             if not self._ring.has_lost(error.peer):  # else it is not the link that is to blame
                 self._router.saw_link_fault(hop.peer, error.peer)
         elif isinstance(error, HopFailed | RemoteProtocolError | Faulty):

@@ -64,10 +64,11 @@ class Replies:
             wire.HopLost(session=state.session, route_version=state.route_version, peer=peer, step_no=None)
         )
 
-    def link_down(self, session: HostedSession, peer: PeerId, reason: str) -> None:
-        """We cannot reach a peer that we were sent to; of use to the client while that is still the next hop."""
+    def link_down(self, session: HostedSession, peer: PeerId, reason: str, *, stands_by: bool = False) -> None:
+        """We cannot reach a peer that we were sent to; of use to the client while that is still the next hop, or is to
+        become it."""
         self._counters.links_down += 1
-        if session.next == peer and not session.ended.is_set():
+        if (stands_by or session.next == peer) and not session.ended.is_set():
             state = session.state
             session.control.channel.send(
                 wire.LinkDown(session=state.session, route_version=state.route_version, peer=peer, text=reason[:1024])

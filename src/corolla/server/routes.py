@@ -5,12 +5,11 @@ one that is announced for what comes next.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from corolla.errors import HopFailed, RemoteProtocolError, SwarmError
-from corolla.ids import PeerId, short
+from corolla.ids import PeerId
 from corolla.net.channel import Channel
 from corolla.net.streams import Transport
 from corolla.server.config import SessionLimits
@@ -21,8 +20,6 @@ from corolla.server.replies import Replies
 from corolla.server.tasks import Tasks
 from corolla.wire import messages as wire
 from corolla.wire.protocol import DATA_PROTOCOL
-
-log = logging.getLogger(__name__)
 
 MayDial = Callable[[PeerId, int], Awaitable[bool]]
 """Whether a peer is announced for this model, with a span that goes on at this block."""
@@ -116,10 +113,12 @@ class Routes:
         """Nobody makes us talk to a stranger: close the stream again when the peer is not announced."""
         if not await self._may_dial(peer, session.stop):
             channel.close()
-            self._replies.link_down(session, peer, f"it is not announced for block {session.stop} of this model")
+            reason = f"it is not announced for block {session.stop} of this model"
+            self._replies.link_down(session, peer, reason, stands_by=session.next != peer)
 
     def _next_lost(self, session: HostedSession, peer: PeerId, error: SwarmError | None) -> None:
-        session.aside.pop(peer, None)
+        if session.aside.pop(peer, None) is not None and error is not None:
+            self._replies.link_down(session, peer, str(error), stands_by=True)
         if error is None or session.next != peer or session.ended.is_set():
             return  # we closed it ourselves, or it only stood by
         session.push.channel = None
@@ -155,8 +154,8 @@ class Routes:
         try:
             channel = session.aside.get(peer) or await self._reach(session, peer)
         except HopFailed as failed:
-            log.info("cannot reach who stands by", extra={"peer": short(peer), "reason": failed.reason})
-            return  # the client hears of no progress, and moves otherwise
+            self._replies.link_down(session, peer, failed.reason, stands_by=True)
+            return
         if session.ended.is_set() or not channel.is_open:
             channel.close()
             return
