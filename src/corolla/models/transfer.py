@@ -1,9 +1,12 @@
 """How far a download is, for people: bytes, seconds, and what it waits for."""
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
+
+from corolla.errors import SwarmError
 
 _TELL_AFTER_S: Final = 2.0
 _TELL_EVERY_S: Final = 5.0
@@ -21,7 +24,7 @@ class Transfer:
 
     @property
     def is_done(self) -> bool:
-        return self.done_bytes >= self.total_bytes
+        return self.done_bytes >= self.total_bytes and not self.waiting
 
     @property
     def left_s(self) -> float | None:
@@ -32,6 +35,8 @@ class Transfer:
 
     def __str__(self) -> str:
         words = f"{self.what}: {megabytes(self.done_bytes)} of {megabytes(self.total_bytes)} MB, {self.seconds:.0f} s"
+        if not self.total_bytes:  # the hub was not heard yet
+            words = f"{self.what}: {self.seconds:.0f} s"
         if self.waiting:
             return f"{words}, waiting: {self.waiting}"
         if self.is_done or self.left_s is None:
@@ -41,6 +46,19 @@ class Transfer:
 
 Progress = Callable[[Transfer], None]
 """Is told a few times a second how far it is. What it raises ends the download; what has come stays in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhileWanted:
+    """Passes progress on until nobody wants the download any more: then it ends it."""
+
+    progress: Progress
+    is_left: threading.Event
+
+    def __call__(self, transfer: Transfer) -> None:
+        if self.is_left.is_set():
+            raise SwarmError("left before the download was done; what has come stays")
+        self.progress(transfer)
 
 
 @dataclass(slots=True)

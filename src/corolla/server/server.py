@@ -7,6 +7,7 @@ the time until `ready`. Nothing is announced before the span has passed its self
 import asyncio
 import logging
 import random
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from corolla.models.checkpoint import Checkpoint
 from corolla.models.fingerprint import fingerprint
 from corolla.models.frugal import import_modeling
 from corolla.models.source import open_model_source
-from corolla.models.transfer import TellSometimes
+from corolla.models.transfer import TellSometimes, WhileWanted
 from corolla.net.findings import Finding
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.transport import Libp2pTransport, open_transport
@@ -71,9 +72,30 @@ async def run_server(
 ) -> None:
     """Host a span until `stop` is set. Raises BadInput, NoPeers, or SwarmError when the network is lost."""
     check_device(config.device)
-    checkpoint = await asyncio.to_thread(
-        open_model_source, config.model, config.source, say=log.info, progress=TellSometimes(log.info)
-    )
+    is_left = threading.Event()  # a thread that downloads cannot be cancelled, and the process would wait for it
+    try:
+        checkpoint = await asyncio.to_thread(
+            open_model_source,
+            config.model,
+            config.source,
+            say=log.info,
+            progress=WhileWanted(TellSometimes(log.info), is_left),
+        )
+        await _run(config, network, initial_peers, checkpoint, stop, on_ready, check, watch)
+    finally:
+        is_left.set()
+
+
+async def _run(
+    config: ServerConfig,
+    network: NetworkConfig,
+    initial_peers: Sequence[str],
+    checkpoint: Checkpoint,
+    stop: asyncio.Event,
+    on_ready: Callable[[Ready], None],
+    check: Check | None,
+    watch: Watch | None,
+) -> None:
     config.span_of(checkpoint.name, checkpoint.num_blocks)
     which = await asyncio.to_thread(fingerprint, checkpoint)  # of a hub's model, it reads some of its bytes
     config = _within_model(config, checkpoint)

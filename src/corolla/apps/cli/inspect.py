@@ -54,15 +54,16 @@ def command(
     configuration and the headers of its files are read. Memory is that of weights and of one session's cache; a server
     takes some 0.5 GB for itself besides.
     """
-    import torch
-
-    from corolla.apps.inspect import page
-    from corolla.models.description import describe_model
-    from corolla.models.loading import check_span
     from corolla.models.source import open_model_source
 
     with progress("looking the model over") as shown:
         checkpoint = open_model_source(model, source, progress=shown.progress, say=shown.say)
+    import torch  # takes seconds, and what cannot be opened can be said before
+
+    from corolla.apps.inspect import page
+    from corolla.models.description import describe_model
+    from corolla.models.loading import check_span
+
     if blocks is not None:
         check_span(checkpoint, *blocks)
     kind = None if dtype == "auto" else getattr(torch, dtype)
