@@ -77,6 +77,12 @@ def test_a_slow_one_loses_against_the_next_best_and_a_part_that_answers_is_used_
     assert dialled.order == ["A", "B", "C"]
 
 
+@pytest.mark.parametrize("early_s", [0.0, 5e-10, 1e-9, 2e-9])
+def test_an_answer_in_the_very_moment_in_which_patience_ends_counts(early_s: float) -> None:
+    won, _ = race(Dialled(A=HEAD_START_S - early_s), [route("A")])
+    assert won == route("A")
+
+
 def test_after_a_refusal_the_next_best_is_dialled_at_once() -> None:
     dialled = Dialled(A=HopFailed(A, "refused"), B=0.05)
     assert race(dialled, [route("A"), route("B")]) == (route("B"), pytest.approx(0.05))

@@ -88,7 +88,7 @@ class _Race:
                     if self._note_outcomes():
                         return
         except TimeoutError:
-            pass
+            self._note_outcomes()  # one may have come in the same turn of the loop
 
     async def end(self) -> None:
         """Wait for nobody's answer any more."""
