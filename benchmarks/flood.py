@@ -190,6 +190,8 @@ async def flooded(kind: str, address: str) -> AsyncIterator[list[int]]:
         counts.append(int(await process.stdout.readline()))
         yield counts
     finally:
+        if process.returncode is not None:
+            raise SystemExit("the flooding client has ended by itself")
         process.kill()
         rest, _ = await process.communicate()
         counts += map(int, rest.split())
