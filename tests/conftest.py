@@ -1,4 +1,8 @@
-"""What all tests share: quiet threads, patient property tests, a tokenizer for tiny random models, and a browser."""
+"""What all tests share: quiet threads, patient property tests, a tokenizer for tiny random models, and a browser.
+
+A file is not imported where only tests with a mark are wanted that it nowhere names: importing all of them, in each of
+two processes, takes longer than many a test. So a mark must stand in the file of its tests, which every run checks.
+"""
 
 import os
 import shutil
@@ -16,6 +20,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two t
 
 settings.register_profile("corolla", deadline=None)  # a busy machine is slow, not wrong
 settings.load_profile("corolla")
+
+MARKS = ("slow", "full")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    wanted = str(config.option.markexpr).partition(" and not ")[0]
+    if wanted in MARKS and collection_path.suffix == ".py":
+        return not names_mark(collection_path, wanted) or None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for path, mark in {(item.path, mark) for item in items for mark in MARKS if item.get_closest_marker(mark)}:
+        if not names_mark(path, mark):
+            raise pytest.UsageError(f"{path} has tests marked `{mark}` and does not say `mark.{mark}` itself")
+
+
+def names_mark(path: Path, mark: str) -> bool:
+    return f"mark.{mark}" in path.read_text(encoding="utf-8")
+
 
 NUM_WORDS = 128
 TEMPLATE = (
