@@ -12,7 +12,7 @@ from corolla.errors import BadInput, HopFailed
 from corolla.ids import PeerId
 from corolla.net import gate as gates
 from corolla.net.gate import Gate, GateConfig, load_allowed
-from corolla.net.memory.links import MAX_PIECE_BYTES
+from corolla.net.memory.links import MAX_PIECE_BYTES, LinkConditions
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport, identity_of
 from corolla.net.streams import Accept, ByteStream
@@ -159,6 +159,29 @@ def test_a_flood_of_silent_strangers_holds_a_bounded_number_of_streams_and_no_me
             assert b._gate._waiting == {}
             assert sum(b._gate.refused.values()) == 50
             assert b._gate.refused["no proof in time"] <= 8
+
+    in_memory(scenario)
+
+
+def test_a_member_far_away_proves_its_key_while_a_stranger_floods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that wait are dropped where most wait, not where they wait for longest."""
+    monkeypatch.setattr(gates, "MAX_UNPROVEN", 8)
+
+    async def scenario(network: MemoryNetwork) -> None:
+        taken: list[ByteStream] = []
+        a, b = await connect(network, taken.append)
+        network.set_conditions(a.peer, b.peer, LinkConditions(latency_s=0.3))
+        async with network.transport("eve") as eve:
+            network.introduce(eve, b)
+            dial = asyncio.ensure_future(a.dial(b.peer, PROTOCOL, timeout_s=5))
+            for _ in range(200):
+                stream = await eve._open_stream(b, lambda theirs: b._gate.let_in(theirs, PROTOCOL, taken.append))
+                stream.start(lambda _data: None, lambda _reason: None)
+                await asyncio.sleep(0.01)
+            assert dial.done()
+            assert (await dial).peer == b.peer
+            await asyncio.sleep(1)
+            assert [stream.peer for stream in taken] == [a.peer]
 
     in_memory(scenario)
 
