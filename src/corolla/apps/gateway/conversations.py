@@ -62,6 +62,7 @@ class Conversations:
         self._keep_s = keep_s
         self._wait_s = wait_s
         self._num_lent = 0
+        self._num_returned = 0
         self._freed = asyncio.Event()
         self._max_kept = max_kept if keep_s > 0 else 0
         self._kept: list[Lent] = []
@@ -135,7 +136,7 @@ class Conversations:
         wanted = with_headroom if rows == 1 and self._num_lent < self._max_kept else room
         deadline = loop_time() + self._wait_s
         while True:
-            self._freed.clear()
+            num_returned = self._num_returned
             opening = self._swarm.start_session(model.served, max_tokens=wanted, max_rows=rows, wire_dtype=wire_dtype)
             try:
                 session = await self._in_line(asyncio.ensure_future(opening))
@@ -144,15 +145,21 @@ class Conversations:
                     self._end(self._kept[0])
                 elif wanted > room:
                     wanted = room
-                elif not (isinstance(refused, CacheFull | Overloaded) and await self._has_returned(deadline)):
+                elif not isinstance(refused, CacheFull | Overloaded) or not await self._returns(num_returned, deadline):
                     raise
             else:
                 return Lent(model, owner, session, model.half.new_cache(), wanted)
 
-    async def _has_returned(self, deadline: float) -> bool:
-        """Wait for another answer to end: what it held may be what is lacking. False: there is none, or it is late."""
+    async def _returns(self, num_returned: int, deadline: float) -> bool:
+        """Wait for another answer to end, if none has since there were so many: what it held may be what is lacking.
+
+        False: there is none, or it is late.
+        """
+        if self._num_returned != num_returned:  # while we were being refused
+            return loop_time() < deadline
         if self._num_lent == 0:
             return False
+        self._freed.clear()
         try:
             async with asyncio.timeout(max(0.0, deadline - loop_time())):
                 await self._freed.wait()
@@ -162,6 +169,7 @@ class Conversations:
 
     def _returned(self) -> None:
         self._num_lent -= 1
+        self._num_returned += 1
         self._freed.set()
 
     async def _in_line(self, opening: "asyncio.Future[Session]") -> Session:

@@ -20,6 +20,8 @@ from corolla.errors import BadInput
 from corolla.net.libp2p.addresses import HostPort
 
 MAX_CONNECTIONS: Final = 1024
+"""More are told so (503) when they ask for something; twice as many, and whoever calls is not listened to at all:
+connections that say nothing take file descriptors too."""
 MAX_HEAD_BYTES: Final = 64 << 10
 START_TIMEOUT_S: Final = 10.0
 GRACE_S: Final = 5
@@ -31,11 +33,14 @@ class _ImpatientProtocol(H11Protocol):
     """Closes a connection that asks for nothing."""
 
     head_timeout_s: ClassVar[float] = 10.0
+    most: ClassVar[int] = 2 * MAX_CONNECTIONS
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - theirs
         super().connection_made(transport)
         self._watch()
+        if len(self.connections) > self.most:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
@@ -98,10 +103,10 @@ def bind(address: HostPort) -> socket.socket:
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, own: socket.socket, *, head_timeout_s: float = 10.0
+    app: ASGIApp, own: socket.socket, *, head_timeout_s: float = 10.0, most: int = 2 * MAX_CONNECTIONS
 ) -> AsyncGenerator["asyncio.Task[None]"]:
     """The application answers on this socket for as long as the block lasts; the task ends only if the server fails."""
-    protocol = type("_Protocol", (_ImpatientProtocol,), {"head_timeout_s": head_timeout_s})
+    protocol = type("_Protocol", (_ImpatientProtocol,), {"head_timeout_s": head_timeout_s, "most": most})
     config = uvicorn.Config(
         app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
         limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=GRACE_S,

@@ -1,0 +1,83 @@
+"""What many callers at a time may take of a gateway, and that they do not get in each other's way."""
+
+import asyncio
+import contextlib
+from typing import Any, cast
+
+from corolla.apps.gateway.conversations import Conversations
+from corolla.apps.gateway.http_server import bind, serving
+from corolla.apps.gateway.models import GatewayModel
+from corolla.errors import CacheFull
+from corolla.net.libp2p.addresses import HostPort
+
+
+class FakeSession:
+    rows, position = 1, 0
+
+    def close(self) -> None:
+        pass
+
+
+class FakeModel:
+    served, context_tokens = None, 100
+
+    @property
+    def half(self) -> Any:
+        return self
+
+    def new_cache(self) -> None:
+        return None
+
+
+class CrowdedSwarm:
+    """Refuses its second session, after another has ended."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.until_refused = asyncio.Event()
+
+    async def start_session(self, _model: object, **_bounds: object) -> FakeSession:
+        self.num_asked += 1
+        if self.num_asked == 2:
+            await self.until_refused.wait()
+            raise CacheFull("no room")
+        return FakeSession()
+
+
+def test_an_answer_that_ends_while_another_is_refused_makes_room_for_it() -> None:
+    async def story() -> None:
+        swarm, model = CrowdedSwarm(), cast("GatewayModel", FakeModel())
+        conversations = Conversations(cast("Any", swarm), keep_s=0, max_kept=0, wait_s=30)
+        bounds: dict[str, Any] = {"room": 10, "rows": 1, "wire_dtype": "float32"}
+        first = await conversations.take(model, "", [1], **bounds)
+        waiting = asyncio.create_task(conversations.take(model, "", [1], **bounds))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        conversations.drop(first)
+        swarm.until_refused.set()
+        conversations.drop(await asyncio.wait_for(waiting, 20))
+
+    asyncio.run(story())
+
+
+async def _hello(_scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_connections_beyond_the_bound_are_hung_up_though_they_say_nothing() -> None:
+    async def story() -> None:
+        with bind(HostPort("ip4", "127.0.0.1", 0)) as own:
+            async with serving(_hello, own, most=3):
+                callers = [await asyncio.open_connection(*own.getsockname()) for _ in range(4)]
+                refused, _ = callers[-1]
+                with contextlib.suppress(ConnectionResetError):  # so it may look, too
+                    assert await asyncio.wait_for(refused.read(), 20) == b""
+                reader, writer = callers[0]
+                writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+                assert await asyncio.wait_for(reader.readline(), 20) == b"HTTP/1.1 200 OK\r\n"
+                for _, other in callers:
+                    other.close()
+
+    asyncio.run(story())
