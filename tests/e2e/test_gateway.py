@@ -1,6 +1,7 @@
 """`corolla gateway` as a process over real servers: an answer goes on when a server is killed, and it ends well."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -84,7 +85,9 @@ def test_a_killed_server_costs_a_pause_and_nothing_of_the_answer(
             assert is_killed
             assert text == expected
             assert http.get("/metrics", headers={"authorization": "none"}).status_code == 401
-            assert 'corolla_gateway_recoveries_total{model="tiny"} 1.0' in http.get("/metrics").text
+            numbers = http.get("/metrics").text
+            assert 'corolla_gateway_recoveries_total{model="tiny"} 1.0' in numbers
+            assert re.search(r'^corolla_gateway_dht_calls_made_total{kind="find"} [1-9]', numbers, re.MULTILINE)
         gateway.terminate()
         out, err = gateway.communicate(timeout=60)
     assert gateway.returncode == 0, err

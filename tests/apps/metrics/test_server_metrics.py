@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from corolla.apps.gateway.metrics import GatewayMetrics
+from corolla.apps.metrics.dht import DhtMetrics
 from corolla.apps.metrics.server import ServerMetrics, metrics_page
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.errors import BadInput, Refused
@@ -91,6 +92,7 @@ def all_names() -> dict[str, str]:
             return generate_latest(ServerMetrics(await swarm.serve("a", "0:4"), DhtTraffic()).registry)
 
     gateway = GatewayMetrics()
+    gateway.registry.register(DhtMetrics("corolla_gateway", DhtTraffic()))
     for name in ("active_answers", "waiting_requests", "kept_sessions"):
         gateway.watch(name, name, lambda: 0.0)
     text = (run_virtual(told()) + gateway.page()).decode()

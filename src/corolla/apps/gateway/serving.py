@@ -71,9 +71,11 @@ async def run_gateway(
         from corolla.apps.gateway.observer import Observer
         from corolla.apps.gateway.pages import page_routes
         from corolla.apps.gateway.state import state_routes
+        from corolla.apps.metrics.dht import DhtMetrics
 
         gateway = Gateway(swarm, models, config)
         stack.push_async_callback(gateway.close)
+        gateway.metrics.registry.register(DhtMetrics("corolla_gateway", transport.dht_traffic))
         entries = [
             ModelEntry(name=name, fingerprint=model.served.fingerprint, num_blocks=model.served.num_blocks)
             for name, model in models.items()

@@ -4,12 +4,13 @@ Steps are told as they end, on the device thread; all else is read off the serve
 its own thread and port: whoever may read numbers need not be a peer.
 """
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from corolla.apps.metrics.dht import DhtMetrics
 from corolla.errors import BadInput
 from corolla.net.libp2p.addresses import HostPort
 from corolla.net.libp2p.traffic import DhtTraffic
@@ -28,7 +29,6 @@ class ServerMetrics:
         disable_created_metrics()  # pyright: ignore[reportUnknownMemberType, reportPrivateImportUsage]
         self.registry = CollectorRegistry()
         self._handler = handler
-        self._traffic = traffic
         self._steps = Counter(
             "corolla_server_steps", "Steps computed: of prompts, or of one token.", ["kind"], registry=self.registry
         )
@@ -48,6 +48,8 @@ class ServerMetrics:
             ["kind"], registry=self.registry, buckets=SECONDS,
         )  # fmt: skip
         self.registry.register(self)
+        if traffic is not None:
+            self.registry.register(DhtMetrics("corolla_server", traffic))
 
     def saw_step(self, job: StepJob) -> None:
         """A step has been computed. On the device thread."""
@@ -73,23 +75,10 @@ class ServerMetrics:
         yield _gauge("leaving", "1 while the server drains.", int(handler.is_leaving))
         yield _counter("sessions_opened", "Sessions opened.", counters.sessions_opened)
         yield _counter("links_down", "Times the next server of a route was out of reach.", counters.links_down)
-        yield _counters("refusals", "What was refused, by code.", "code", counters.refusals)
-        if self._traffic is not None:
-            yield from _dht(self._traffic)
-
-
-def _dht(traffic: DhtTraffic) -> Iterable[Metric]:
-    yield _counter("dht_puts", "Records published.", traffic.puts)
-    yield _counter("dht_failed_puts", "Records published that no other peer kept.", traffic.failed_puts)
-    yield _counter("dht_gets", "Keys read.", traffic.gets)
-    yield _counter("dht_records_read", "Records read.", traffic.records_read)
-    yield _counter("dht_put_bytes", "Of records published, before copies.", traffic.bytes_put)
-    yield _counter("dht_read_bytes", "Of records read.", traffic.bytes_read)
-    yield _counters("dht_calls_made", "Calls to other peers' parts of the table.", "kind", traffic.calls_made)
-    yield _counters("dht_calls_answered", "Calls of other peers, answered.", "kind", traffic.calls_answered)
-    yield _counters("dht_calls_refused", "Calls of other peers, refused.", "kind", traffic.calls_refused)
-    yield _counter("dht_sent_bytes", "Of all these calls: what left this peer.", traffic.bytes_sent)
-    yield _counter("dht_received_bytes", "Of all these calls: what came to it.", traffic.bytes_received)
+        refusals = CounterMetricFamily("corolla_server_refusals", "What was refused, by code.", labels=["code"])
+        for code, count in list(counters.refusals.items()):
+            refusals.add_metric([code], count)
+        yield refusals
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -98,13 +87,6 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"corolla_server_{name}", text, value=value)
-
-
-def _counters(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(f"corolla_server_{name}", text, labels=[label])
-    for value, count in list(counts.items()):
-        family.add_metric([value], count)
-    return family
 
 
 @contextmanager
