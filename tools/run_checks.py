@@ -109,7 +109,7 @@ CHECK = (
 TEST = (
     *CHECK,
     pytest_part("slow tests", "slow and not full", 660, share="loadfile"),
-    pytest_part("long tests", "full", 900, share="worksteal", runs_beside=True),
+    pytest_part("long tests", "full", 900, share="loadfile", runs_beside=True),
 )
 
 

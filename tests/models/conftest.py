@@ -65,7 +65,7 @@ def hold_page_to() -> Callable[[Sequence[Row]], None]:
     """
 
     def hold(rows: Sequence[Row]) -> None:
-        with wait_for_lock(Path(tempfile.gettempdir()) / "corolla-families-page.lock", timeout_s=60):
+        with wait_for_lock(Path(tempfile.gettempdir()) / "corolla-families-page.lock", timeout_s=600):
             page = FAMILIES_PAGE.read_text()
             assert f"transformers {transformers.__version__}," in page, "about another transformers: make latest"
             current = with_rows(page, rows, known_families())

@@ -141,7 +141,7 @@ def try_changed(tmp_path, monkeypatch):
     return report
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
 def test_blocks_that_share_keys_stay_together_and_the_others_can_be_cut(family, try_changed, tmp_path):
     report = try_changed(family, num_kv_shared_layers=2)
@@ -153,14 +153,14 @@ def test_blocks_that_share_keys_stay_together_and_the_others_can_be_cut(family, 
         load_span(open_checkpoint(tmp_path), 0, 6).new_cache(1, 0, 5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_outputs_that_the_head_collects_are_refused(try_changed):
     report = try_changed("inkling2_text", n_layers_per_attn_res_block=2)
     assert report.outcome == "refused"
     assert "what follows its blocks uses more than the last one's hidden state" in report.detail
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

@@ -26,7 +26,7 @@ SLOW = (
     "mixtral",
     "qwen3_next",
 )
-FAMILIES = [*FAST, *(pytest.param(family, marks=pytest.mark.slow) for family in SLOW)]
+FAMILIES = [*FAST, *(pytest.param(family, marks=pytest.mark.full) for family in SLOW)]
 CONTEXT = 300
 DECODED = 80
 LONG_CONTEXT = 8192
@@ -86,7 +86,7 @@ def test_what_a_long_session_allocates_is_what_was_said(tmp_path):
     assert describe_model(checkpoint).span(0, 1).cache_bytes(LONG_CONTEXT) == pytest.approx(cache.nbytes, rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_cache_of_several_kinds_is_at_most_what_was_said(tiny):
     model, span = describe_model(tiny("deepseek_v4")), load_span(tiny("deepseek_v4"), 0, 4)
     assert 0 < most_cache_bytes(span, CONTEXT) <= model.span(0, 4).cache_bytes(CONTEXT)

@@ -11,7 +11,7 @@ from corolla.models.tiny import TINY_BLOCKS, TINY_VOCABULARY
 
 FAST = ("llama",)
 SLOW = ("gpt2", "qwen3", "mixtral", "gemma3_text", "bloom", "falcon", "deepseek_v3", "gpt_oss")
-FAMILIES = [*FAST, *(pytest.param(family, marks=pytest.mark.slow) for family in SLOW)]
+FAMILIES = [*FAST, *(pytest.param(family, marks=pytest.mark.full) for family in SLOW)]
 CUTS = ([], [2, 3], [1, 5], list(range(1, TINY_BLOCKS)))
 """One span; cuts inside and at the edge of a layer pattern; after the first and before the last; every block alone."""
 

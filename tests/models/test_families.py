@@ -46,8 +46,8 @@ def test_a_dozen_unlike_families_are_right(family, row_of):
     assert row.outcome == "right", row.remark
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.full
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize("family", HERE)
 def test_a_family_is_right_or_refused_with_a_sentence(family, row_of):
     row = row_of(family)
@@ -57,8 +57,8 @@ def test_a_family_is_right_or_refused_with_a_sentence(family, row_of):
         assert "\n" not in row.remark
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.full
+@pytest.mark.timeout(2700)
 def test_the_page_says_what_comes_out(row_of, hold_page_to):
     hold_page_to([row_of(family) for family in HERE])
 
