@@ -227,7 +227,8 @@ class Ring:
         if not is_finite(output.hidden):
             self.drop(hop, HopFailed(hop.peer, "there is NaN or infinity in its output of a replay"))
             return
-        segment, problem = self.segment_of(hop), self.segments.flaw_of_replayed(output)
+        segment = self.segment_of(hop)
+        problem = self.segments.flaw_of_replayed(output, segment)
         if problem is not None:
             if hop.start in self.heads:
                 self.drop(hop, HopFailed(hop.peer, problem))

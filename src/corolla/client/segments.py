@@ -35,7 +35,11 @@ class Segments:
         self._refed: set[int] = set()
         """Heads whose cache is rebuilt from what the segment before them gives back."""
         self._replaying: dict[tuple[int, int], wire.Step] = {}
-        """(step_no, position) of steps that are replayed through the client."""
+        """(step_no, position) of steps that are replayed through the client, in their order."""
+        self._places_in_line: dict[tuple[int, int], int] = {}
+        """The same → how many come before it."""
+        self._num_passed_on: dict[int, int] = {}
+        """Head → how many of them it has got."""
 
     @property
     def nbytes(self) -> int:
@@ -109,7 +113,7 @@ class Segments:
             if place.is_fresh and place.start in self.heads and not self.heads[place.start].covers(last_answered)
         ]
         self._refed = {head for head in self.heads if 0 < head <= max(gaps, default=0)}
-        self._replaying = {}
+        self._replaying, self._places_in_line, self._num_passed_on = {}, {}, {}
         for head in self._refed:
             self.heads[head] = self._new_journal()
         if self._refed:
@@ -125,27 +129,37 @@ class Segments:
             return steps
         steps = [replace(step, want="all") if step.replay else step for step in steps]
         self._replaying = {(step.step_no, step.position): step for step in steps if step.replay}
+        self._places_in_line = {key: place for place, key in enumerate(self._replaying)}
         return steps
 
-    def flaw_of_replayed(self, output: wire.Output) -> str | None:
-        """What is wrong with what a replayed step gave; None: nothing."""
+    def flaw_of_replayed(self, output: wire.Output, segment: int | None) -> str | None:
+        """What is wrong with what a replayed step gave in this segment; None: nothing."""
         hidden = output.hidden
         if hidden is None:
             return None
         if len(hidden.shape) != 3:
             return f"its output of a replay is {hidden!r}, not [rows, tokens, hidden_size]"
-        step = self._replaying.get((output.step_no, output.position - hidden.shape[1]))
-        if step is None or (hidden.shape, hidden.dtype) == (step.hidden.shape, step.hidden.dtype):
+        key = output.step_no, output.position - hidden.shape[1]
+        step = self._replaying.get(key)
+        if step is None:
             return None
-        return f"its output of a replay is {hidden!r}, not {step.hidden!r}"
+        if (hidden.shape, hidden.dtype) != (step.hidden.shape, step.hidden.dtype):
+            return f"its output of a replay is {hidden!r}, not {step.hidden!r}"
+        head = None if segment is None else self.head_after(segment)
+        if head in self._refed and self._places_in_line[key] > self._num_passed_on.get(head, 0):
+            return f"its output of a replay of step {output.step_no} comes before others that precede it"
+        return None
 
     def passed_on(self, output: wire.Output, segment: int, *, route_version: int) -> tuple[int, wire.Step] | None:
-        """What a replayed step gave in this segment, as a step for the next one's head, and kept there."""
+        """What a replayed step gave in this segment, as a step for the next one's head, and kept there; once."""
         assert output.hidden is not None
-        step = self._replaying.get((output.step_no, output.position - output.hidden.shape[1]))
-        head = self.head_after(segment)
+        key = output.step_no, output.position - output.hidden.shape[1]
+        step, head = self._replaying.get(key), self.head_after(segment)
         if step is None or head is None or head not in self._refed:
             return None
+        if self._places_in_line[key] != self._num_passed_on.get(head, 0):
+            return None
+        self._num_passed_on[head] = self._places_in_line[key] + 1
         goes_on = self.head_after(head) in self._refed
         step = replace(
             step, hidden=output.hidden, want="all" if goes_on else "none", route_version=route_version, timings=[]
