@@ -45,7 +45,7 @@ def count_bytes(monkeypatch):
 FAMILIES = [
     "llama",
     "gpt2",
-    *(pytest.param(family, marks=pytest.mark.slow) for family in ("mixtral", "deepseek_v3", "gpt_oss", "bloom")),
+    *(pytest.param(family, marks=pytest.mark.full) for family in ("mixtral", "deepseek_v3", "gpt_oss", "bloom")),
 ]
 
 

@@ -26,7 +26,7 @@ def hidden(num_tokens=NUM_TOKENS, rows=1, seed=0):
     return torch.randn(rows, num_tokens, 128, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("quantization", "bits"), [pytest.param("int8", 8, marks=pytest.mark.slow), ("nf4", 4)])
+@pytest.mark.parametrize(("quantization", "bits"), [pytest.param("int8", 8, marks=pytest.mark.full), ("nf4", 4)])
 def test_quantized_blocks_take_the_memory_that_was_said(quantization, bits, checkpoint):
     span = load_span(checkpoint, 1, 4, quantization=quantization)
     needs = describe_model(checkpoint, quantization=quantization).span(1, 4)
@@ -38,7 +38,7 @@ def test_quantized_blocks_take_the_memory_that_was_said(quantization, bits, chec
     assert needs.download_bytes == full.download_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("quantization", "most"), [("int8", 0.05), ("nf4", 0.3)])
 def test_quantized_logits_are_near_the_model_s_own(quantization, most, checkpoint):
     token_ids = torch.randint(3, 128, (2, 16), generator=torch.Generator().manual_seed(3))
@@ -49,7 +49,7 @@ def test_quantized_logits_are_near_the_model_s_own(quantization, most, checkpoin
     assert 0 < error < most
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
 def test_a_position_does_not_hang_on_later_ones_or_on_strangers_in_its_batch(quantization, checkpoint):
     span = load_span(checkpoint, 0, 3, quantization=quantization)
@@ -62,7 +62,7 @@ def test_a_position_does_not_hang_on_later_ones_or_on_strangers_in_its_batch(qua
     assert float((first_half - whole[:, :6]).abs().max()) < tolerance
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_cut_does_not_change_which_layers_are_quantized(checkpoint):
     whole = load_span(checkpoint, 0, 6, quantization="nf4")
     for index in range(6):
@@ -72,7 +72,7 @@ def test_a_cut_does_not_change_which_layers_are_quantized(checkpoint):
         assert all(torch.equal(tensor, expected[name]) for name, tensor in alone.blocks[0].state_dict().items())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_stands_outside_the_blocks_is_not_quantized(tiny):
     span = load_span(tiny("gemma3n_text"), 0, 2, quantization="int8")
     described = describe_model(tiny("gemma3n_text"), quantization="int8")

@@ -7,7 +7,7 @@ from corolla.models.loading import load_span
 from corolla.models.tiny import TINY_BLOCKS
 
 FAMILIES = [
-    pytest.param(family, marks=[] if family == "llama" else [pytest.mark.slow])
+    pytest.param(family, marks=[] if family == "llama" else [pytest.mark.full])
     for family in ("llama", "bloom", "gemma3_text", "gpt2", "deepseek_v3")
 ]
 PARTS = ((2, 5), (3, 5), (2, 3), (3, 4), (4, 5))

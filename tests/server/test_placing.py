@@ -69,7 +69,7 @@ def join_together(seed: int, num_servers: int, num_blocks: int = 12) -> list[tup
     return run_virtual(story())
 
 
-@pytest.mark.parametrize("num_runs", [200, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_runs", [200, pytest.param(1000, marks=pytest.mark.full)])
 def test_two_servers_after_the_same_gap_take_it_both_in_one_run_of_a_hundred_at_most(num_runs: int) -> None:
     runs = [join_together(seed, 2) for seed in range(num_runs)]
     assert sum(first == second for first, second in runs) <= num_runs // 100
@@ -192,7 +192,7 @@ def test_a_swarm_of_too_few_closes_a_gap_within_minutes() -> None:
     assert history.samples[-1].actual > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_under_churn_a_swarm_stays_within_a_tenth_of_the_best_and_no_block_is_uncovered() -> None:
     histories = [run_virtual(simulate(Churn(hours=2.5, seed=seed))) for seed in range(3)]
     assert sum(len(history.deaths) for history in histories) > 12

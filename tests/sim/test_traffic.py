@@ -17,7 +17,7 @@ from corolla.server.followers import LONGEST_PERIOD_S, PERIOD_PER_SERVER_S
     ("num_servers", "minutes", "server_kilobytes", "client_kilobytes"),
     [
         (10, 10.0, 120, 120),
-        pytest.param(100, 1.0, 500, 1300, marks=pytest.mark.slow),
+        pytest.param(100, 1.0, 500, 1300, marks=pytest.mark.full),
     ],
 )
 def test_traffic_for_126_blocks_is_bounded(
@@ -33,7 +33,7 @@ def test_traffic_for_126_blocks_is_bounded(
     assert found.most_under_a_key < 400
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_minute_among_a_thousand_servers_is_bounded_for_everybody() -> None:
     """A whole such life takes minutes of CPU (`benchmarks/announcing.py`); what an operation costs, seconds."""
     num_servers = 1000
