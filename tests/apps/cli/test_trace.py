@@ -70,10 +70,12 @@ def test_a_bar_of_overlapping_chunks_is_no_longer_than_its_step() -> None:
 
 
 def test_the_mean_is_over_the_route_in_use() -> None:
-    assert [name for name, _ in mean_of(traced())] == ["here", "attic", "…eer-of-b", "back", "rest"]
+    assert [name for name, _ in mean_of(traced())[0]] == ["here", "attic", "…eer-of-b", "back", "rest"]
     for num_decoded in (1, 3):
-        assert sum(sum(seconds) for _, seconds in mean_of(traced(num_decoded=num_decoded))) == pytest.approx(0.1)
-    assert mean_of(traced(num_decoded=0)) == []
+        rows, total_s = mean_of(traced(num_decoded=num_decoded))
+        assert sum(sum(seconds) for _, seconds in rows) == pytest.approx(total_s)
+        assert total_s == pytest.approx(0.1)
+    assert mean_of(traced(num_decoded=0)) == ([], 0.0)
 
 
 def test_steps_of_a_long_answer_keep_their_numbers() -> None:

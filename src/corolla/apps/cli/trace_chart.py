@@ -40,8 +40,9 @@ def print_traces(traces: Sequence[dict[str, Any]], *, max_steps: int, console: C
         console.print(headline(trace))
         for name, route in (("route", trace["route"]), ("runner-up", trace["runner_up"])):
             console.print(Text.assemble((f"  {name:<10}", "bright_black"), _route(route)))
-        if mean := mean_of(trace):
-            console.print(_mean_table(mean))
+        mean, total_s = mean_of(trace)
+        if mean:
+            console.print(_mean_table(mean, total_s))
         if steps := trace["steps"][:max_steps]:
             console.print(_legend())
             print_steps(trace, steps, console)
@@ -97,13 +98,14 @@ def print_steps(trace: dict[str, Any], steps: Sequence[dict[str, Any]], console:
         console.print(line.append(bar(parts_of(step), step["total_s"], full_s[step["kind"]])))
 
 
-def mean_of(trace: dict[str, Any]) -> list[tuple[str, list[float]]]:
-    """(where, seconds by `COLUMNS`) of the route in use, averaged over its decode steps whose sending is known."""
+def mean_of(trace: dict[str, Any]) -> tuple[list[tuple[str, list[float]]], float]:
+    """Rows of (where, seconds by `COLUMNS`) of the route in use, averaged over its decode steps whose sending is known;
+    and a step's whole time, which is less than its parts where they overlapped. No rows before the first such step."""
     decode = [step for step in trace["steps"] if step["kind"] == "decode" and step["hops"]]
     same = [step for step in decode if step["route"] == decode[-1]["route"]]
     same = [step for step in same if all(hop["send_s"] is not None for hop in step["hops"])] or same
     if not same:
-        return []
+        return [], 0.0
 
     def mean(seconds: Sequence[float | None]) -> float:
         return sum(second or 0.0 for second in seconds) / len(same)
@@ -116,11 +118,10 @@ def mean_of(trace: dict[str, Any]) -> list[tuple[str, list[float]]]:
     here = ("here", [0.0, 0.0, mean([step["local_s"] for step in same]), 0.0])
     back = ("back", [mean([step["return_s"] for step in same]), 0.0, 0.0, 0.0])
     rest = ("rest", [mean([step["rest_s"] for step in same]), 0.0, 0.0, 0.0])
-    return [here, *rows, back, rest]
+    return [here, *rows, back, rest], mean([step["total_s"] for step in same])
 
 
-def _mean_table(mean: Sequence[tuple[str, list[float]]]) -> Table:
-    total_s = sum(sum(seconds) for _, seconds in mean)
+def _mean_table(mean: Sequence[tuple[str, list[float]]], total_s: float) -> Table:
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("a token, on average", no_wrap=True)
     for name in (*COLUMNS, "share"):
