@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,6 +17,7 @@ from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.server import routes
 from corolla.server.admission import Cap, Guest, Holdings
 from corolla.server.config import SessionLimits
 from corolla.server.executor import InlineExecutor
@@ -454,5 +455,44 @@ def test_reading_the_numbers_from_another_thread_changes_no_books(monkeypatch: p
             await run(hop, step(1, 3, [8]))
             assert numbers == [0]
             assert threads == {threading.get_ident()}
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("is_aside", [False, True])
+def test_however_many_replays_are_asked_for_one_is_sent_at_a_time_and_the_newest_last(
+    monkeypatch: pytest.MonkeyPatch, *, is_aside: bool
+) -> None:
+    """Each holds a copy of the session's journal for as long as the other side takes nothing."""
+    under_way, most, begun = 0, 0, list[int]()
+
+    async def slowly(_channel: Channel, steps: Sequence[wire.Step], _version: int, **_rest: object) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        begun.append(len(steps))
+        await asyncio.sleep(5)
+        under_way -= 1
+
+    monkeypatch.setattr(routes, "send_paced", slowly)
+
+    async def story() -> None:
+        async with lab() as here, here.link() as link, here.network.transport("next") as following:
+            await following.join(here.server.addresses, timeout_s=5)
+            await following.serve(DATA_PROTOCOL, lambda stream: stream.start(lambda _: None, lambda _: None))
+            hop = await open_session(link, here.ask(next=following.peer))
+            await asyncio.sleep(1)
+            hop.hop.push(step(0, 0, [5, 6, 7]))
+            await asyncio.sleep(1)
+            ask = wire.Replay(session=hop.ask.session, from_position=0, to=following.peer if is_aside else None)
+            for number in range(60):
+                hop.hop.replay(ask)
+                await asyncio.sleep(0.5 * (number % 20 == 0))
+            await asyncio.sleep(30)
+            assert most == 1
+            assert begun == [1, 1]
+            hop.close()
+            await asyncio.sleep(1)
+            here.assert_nothing_held()
 
     run_virtual(story())

@@ -78,6 +78,10 @@ class HostedSession:
     """Somebody looks whether its outbox has room again."""
     aside: dict[PeerId, Channel] = field(default_factory=dict[PeerId, Channel])
     """Streams to peers that stand by to become `next`."""
+    wanted_replays: dict[bool, wire.Replay] = field(default_factory=dict[bool, wire.Replay])
+    """What the client asked for last, to the next hop (False) and beside the route (True), and is not begun."""
+    replaying: set[bool] = field(default_factory=set[bool])
+    """Of the two, those that are being sent."""
     reached_next: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     is_cleared: asyncio.Event = field(default_factory=asyncio.Event)

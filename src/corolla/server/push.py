@@ -7,7 +7,7 @@ back keeps the order: while the way is not there, or a replay is being sent, new
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -177,11 +177,14 @@ def _as_output(step: Step) -> Output:
     return Output(step_no=step.step_no, position=step.position + step.hidden.shape[1], hidden=step.hidden)
 
 
-async def send_paced(channel: Channel, steps: Sequence[Step], route_version: int) -> None:
-    """Send a replay without piling it up in the stream's buffer. Ends early when the channel does."""
+async def send_paced(
+    channel: Channel, steps: Sequence[Step], route_version: int, *, is_wanted: Callable[[], bool]
+) -> None:
+    """Send a replay without piling it up in the stream's buffer. Ends early when the channel does, or another is
+    wanted instead."""
     for step in steps:
-        while channel.is_open and channel.pending_bytes > PACED_BYTES:  # noqa: ASYNC110 - nobody tells us of room
-            await asyncio.sleep(PACE_S)
-        if not channel.is_open:
+        while channel.is_open and is_wanted() and channel.pending_bytes > PACED_BYTES:  # noqa: ASYNC110 - as nobody
+            await asyncio.sleep(PACE_S)  # tells us of room
+        if not channel.is_open or not is_wanted():
             return
         channel.send(replace(step, route_version=route_version))

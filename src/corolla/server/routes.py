@@ -77,9 +77,13 @@ class Routes:
 
     def start_replay(self, session: HostedSession, ask: wire.Replay) -> None:
         """Send the next hop, or one that stands by, what it lacks. Of an older route: nobody waits for it."""
-        if ask.route_version == session.state.route_version:
-            work = self._replay(session, ask) if ask.to is None else self._replay_aside(session, ask, ask.to)
-            self._tasks.spawn(work)
+        if ask.route_version != session.state.route_version:
+            return
+        is_aside = ask.to is not None
+        session.wanted_replays[is_aside] = ask
+        if is_aside not in session.replaying:
+            session.replaying.add(is_aside)
+            self._tasks.spawn(self._keep_replaying(session, is_aside=is_aside))
 
     # --- reaching the next hop
 
@@ -127,6 +131,18 @@ class Routes:
 
     # --- replaying
 
+    async def _keep_replaying(self, session: HostedSession, *, is_aside: bool) -> None:
+        """One replay at a time, and of those that were asked for since the newest: each holds a copy of the journal
+        while it is sent, and a peer that takes nothing makes that long."""
+        try:
+            while (ask := session.wanted_replays.pop(is_aside, None)) is not None:
+                if ask.to is None:
+                    await self._replay(session, ask)
+                else:
+                    await self._replay_aside(session, ask, ask.to)
+        finally:
+            session.replaying.discard(is_aside)
+
     async def _replay(self, session: HostedSession, ask: wire.Replay) -> None:
         """Send the next hop what it lacks; what is computed meanwhile follows in order."""
         if session.next is not None:
@@ -145,12 +161,14 @@ class Routes:
                         ask.live_from),
                 after=session.key,
             )  # fmt: skip
-            await send_paced(channel, steps, ask.route_version)
+            await send_paced(channel, steps, ask.route_version, is_wanted=lambda: False not in session.wanted_replays)
             await self._executor.call(push.release, after=session.key)
         session.awaits_replay = False
 
     async def _replay_aside(self, session: HostedSession, ask: wire.Replay, peer: PeerId) -> None:
-        """Build the cache of a peer that stands by, while the route goes on as it is."""
+        """Build the cache of a peer that stands by, while the route goes on as it is. One stands by at a time."""
+        for other in [other for other in session.aside if other != peer]:
+            session.aside.pop(other).close()
         try:
             channel = session.aside.get(peer) or await self._reach(session, peer)
         except HopFailed as failed:
@@ -166,7 +184,7 @@ class Routes:
                     ask.live_from),
             after=session.key,
         )  # fmt: skip
-        await send_paced(channel, steps, ask.route_version)
+        await send_paced(channel, steps, ask.route_version, is_wanted=lambda: True not in session.wanted_replays)
 
     async def _release(self, session: HostedSession) -> None:
         if not session.awaits_replay:
