@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM
 from corolla.client.router import ServedModel
 from corolla.client.swarm import join_swarm
 from corolla.models.checkpoint import open_checkpoint
-from corolla.models.fingerprint import fingerprint
 from corolla.models.stored import read_tensor
 from corolla.models.tensors import to_torch, to_wire
 from corolla.net.libp2p.config import NetworkConfig
@@ -39,7 +38,7 @@ async def generate(swarm_address: LocalSwarm) -> list[int]:
     def likeliest(hidden: Tensor) -> int:
         return int(linear(rms_norm(hidden[0, -1], norm.shape, norm, eps=1e-6), output).argmax())
 
-    model = ServedModel(checkpoint.name, fingerprint(checkpoint), checkpoint.num_blocks)
+    model = ServedModel.of(checkpoint)
     tokens, new = list(PROMPT), list(PROMPT)
     async with (
         open_transport(NetworkConfig(is_client=True)) as transport,

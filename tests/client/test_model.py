@@ -21,7 +21,6 @@ from corolla.client.model import DistributedModelForCausalLM, load_distributed_m
 from corolla.client.router import ServedModel
 from corolla.client.swarm import Swarm
 from corolla.models.checkpoint import Checkpoint, open_checkpoint
-from corolla.models.fingerprint import fingerprint
 from corolla.models.loading import load_span
 from corolla.models.testing import write_tiny
 from corolla.net.libp2p.config import NetworkConfig
@@ -50,7 +49,7 @@ class MemoryConnection(Connection):
         self.run(self.servers.__aexit__(None, None, None))
 
     async def _serve(self, checkpoint: Checkpoint) -> Swarm:
-        model = ServedModel(checkpoint.name, fingerprint(checkpoint), checkpoint.num_blocks)
+        model = ServedModel.of(checkpoint)
         self.servers = await MemorySwarm(num_blocks=checkpoint.num_blocks).__aenter__()
         for start, end in ((0, 3), (3, checkpoint.num_blocks)):
             runner = TorchSpanRunner(load_span(checkpoint, start, end))

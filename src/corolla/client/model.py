@@ -19,7 +19,6 @@ from corolla.client.inference import InferenceSession, SessionCache
 from corolla.client.router import ServedModel
 from corolla.errors import BadInput
 from corolla.models.checkpoint import Checkpoint
-from corolla.models.fingerprint import fingerprint
 from corolla.models.local_half import BlocksCall, LocalHalf, load_local_half
 from corolla.models.tensors import TORCH_DTYPES
 
@@ -176,7 +175,7 @@ def load_distributed_model(
     checkpoint: Checkpoint, connection: Connection, *, dtype: "torch.dtype | str | None", model_name: str | None
 ) -> DistributedModelForCausalLM:
     """The local half of the checkpoint on a joined swarm. Raises BadInput or what joining raised."""
-    served = ServedModel(model_name or checkpoint.name, fingerprint(checkpoint), checkpoint.num_blocks)
+    served = ServedModel.of(checkpoint, name=model_name)
     model = load_local_half(checkpoint, DistributedModelForCausalLM, dtype=_dtype(dtype))
     model.connection = connection
     model.served = served

@@ -15,6 +15,8 @@ from corolla.client.lists import ServerLists, quantized
 from corolla.clock import loop_time
 from corolla.errors import HopFailed, MissingBlocks, Unsupported
 from corolla.ids import Fingerprint, PeerId, short
+from corolla.models.checkpoint import Checkpoint
+from corolla.models.fingerprint import fingerprint
 from corolla.net.streams import Transport
 from corolla.swarm.announcement import MODELS_KEY
 from corolla.swarm.bans import BanRules
@@ -45,6 +47,11 @@ class ServedModel:
     name: str
     fingerprint: Fingerprint
     num_blocks: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, *, name: str | None = None) -> "ServedModel":
+        """The model of this checkpoint. `name`: how to call it in messages; None: as the checkpoint is called."""
+        return cls(name or checkpoint.name, fingerprint(checkpoint), checkpoint.num_blocks)
 
 
 class Router:

@@ -25,7 +25,6 @@ from corolla.client.config import ClientConfig
 from corolla.client.router import ServedModel
 from corolla.client.swarm import Swarm, join_swarm
 from corolla.models.checkpoint import open_checkpoint
-from corolla.models.fingerprint import fingerprint
 from corolla.models.loading import load_span
 from corolla.models.overhead import SpanOverhead, measure_span_overhead
 from corolla.models.tensors import to_torch, to_wire
@@ -66,7 +65,7 @@ def run(rounds: int) -> None:
 
 async def _measure(model: Path, chains: list[Chain], echo: str, rounds: int) -> tuple[HopFigures, list[float]]:
     checkpoint = open_checkpoint(model)
-    served = ServedModel(checkpoint.name, fingerprint(checkpoint), checkpoint.num_blocks)
+    served = ServedModel.of(checkpoint)
     ends = Ends.of(checkpoint)
     figures = HopFigures({count: [] for count in COUNTS}, {count: [] for count in COUNTS})
     async with AsyncExitStack() as stack:

@@ -18,7 +18,6 @@ from corolla.client.config import ClientConfig
 from corolla.client.router import ServedModel
 from corolla.client.swarm import Swarm, join_swarm
 from corolla.models.checkpoint import open_checkpoint
-from corolla.models.fingerprint import fingerprint
 from corolla.models.tensors import wire_dtype
 from corolla.net.libp2p.transport import open_transport
 
@@ -58,7 +57,7 @@ async def joined_stages(
     With one of each, who forgot a session is its own substitute.
     """
     checkpoint = open_checkpoint(model)
-    served = ServedModel(checkpoint.name, fingerprint(checkpoint), checkpoint.num_blocks)
+    served = ServedModel.of(checkpoint)
     with Processes(ONE_THREAD) as processes:
         fleet = Fleet(processes, model, spans, ("--dtype", wire_dtype(dtype)), replicas=replicas, min_replicas=1)
         fleet.launch()

@@ -16,7 +16,6 @@ from corolla.apps.gateway.sampling import Sampling
 from corolla.client.router import ServedModel
 from corolla.errors import BadInput
 from corolla.models.checkpoint import Checkpoint
-from corolla.models.fingerprint import fingerprint
 from corolla.models.source import open_model_source
 from corolla.models.source_options import SourceOptions
 from corolla.models.tensors import TORCH_DTYPES
@@ -74,7 +73,7 @@ def load_model(
     half = half or TwoStrideModel(checkpoint, dtype=dtype)
     tokenizer = load_tokenizer(checkpoint.directory)
     return GatewayModel(
-        served=ServedModel(name or checkpoint.name, fingerprint(checkpoint), checkpoint.num_blocks),
+        served=ServedModel.of(checkpoint, name=name),
         half=half,
         tokenizer=tokenizer,
         prompt_tokenizer=copy.deepcopy(tokenizer),
