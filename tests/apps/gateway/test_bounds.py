@@ -7,6 +7,8 @@ from typing import Any, cast
 from corolla.apps.gateway.conversations import Conversations
 from corolla.apps.gateway.http_server import bind, serving
 from corolla.apps.gateway.models import GatewayModel
+from corolla.apps.gateway.prompts import _called_names, _for_template
+from corolla.apps.gateway.schema import CalledFunction, Message, ToolCall
 from corolla.errors import CacheFull
 from corolla.net.libp2p.addresses import HostPort
 
@@ -81,3 +83,12 @@ def test_connections_beyond_the_bound_are_hung_up_though_they_say_nothing() -> N
                     other.close()
 
     asyncio.run(story())
+
+
+def test_a_tools_result_tells_the_name_of_its_call_however_many_there_are() -> None:
+    """Looked for in all calls for each result, 4 MB of them held everybody's prompts up for ten seconds."""
+    calls = [ToolCall(f"c{number}", CalledFunction(f"f{number}", "{}")) for number in range(3)]
+    calls.append(ToolCall("c1", CalledFunction("another", "{}")))
+    names = _called_names([Message("user", "hi"), Message("assistant", tool_calls=calls)])
+    told = [_for_template(Message("tool", "", name="own", tool_call_id=id), names)["name"] for id in ("c1", "c9", None)]
+    assert told == ["f1", "own", "own"]

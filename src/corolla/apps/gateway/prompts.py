@@ -1,7 +1,7 @@
 """Requests to token ids: messages through the model's own chat template, tools and all. On the prompt thread."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
@@ -177,9 +177,10 @@ class PromptMaker:
         knows_tools = format_of(self._model.chat_template).knows_tools
         if not knows_tools:
             messages = untaught(messages, tools)
+        names = _called_names(messages)
         return self._guarded(
             lambda: cast("Any", self._model.prompt_tokenizer).apply_chat_template(
-                [_for_template(message, messages) for message in messages],
+                [_for_template(message, names) for message in messages],
                 tools=describe_tools(tools) if tools and knows_tools else None,
                 add_generation_prompt=True,
                 tokenize=False,
@@ -239,8 +240,14 @@ def _with_text(message: Message, number: int) -> Message:
     return Message(message.role, "\n".join(texts), message.name, message.tool_calls, message.tool_call_id)
 
 
-def _for_template(message: Message, conversation: Sequence[Message]) -> dict[str, Any]:
-    """As chat templates know messages."""
+def _called_names(conversation: Sequence[Message]) -> dict[str, str]:
+    """Which function each call was of, by the call's id; of two under one id the first."""
+    calls = [call for message in conversation for call in message.tool_calls or []]
+    return {call.id: call.function.name for call in reversed(calls)}
+
+
+def _for_template(message: Message, names: Mapping[str, str]) -> dict[str, Any]:
+    """As chat templates know messages. `names`: `_called_names` of the conversation."""
     entry: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     entry["content"] = message.content or ""
     if message.tool_calls:
@@ -254,8 +261,7 @@ def _for_template(message: Message, conversation: Sequence[Message]) -> dict[str
         ]
     if message.role == "tool":
         entry["tool_call_id"] = message.tool_call_id
-        calls = [call for other in conversation for call in other.tool_calls or []]
-        entry["name"] = next((call.function.name for call in calls if call.id == message.tool_call_id), message.name)
+        entry["name"] = message.name if message.tool_call_id is None else names.get(message.tool_call_id, message.name)
     return entry
 
 
