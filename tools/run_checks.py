@@ -304,6 +304,7 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end, too, it ends what it has started
     try:
         sys.exit(main())
     except KeyboardInterrupt:
