@@ -235,3 +235,22 @@ def test_where_the_best_will_not_stand_by_for_a_server_that_drains_another_does(
         await leave
 
     play(story, "0:3", "3:6")
+
+
+def test_the_only_other_server_is_asked_again_when_it_would_not_stand_by_at_first() -> None:
+    async def story(scene: Scene, session: Session) -> None:
+        before = await scene.write(session, 20)
+        leaving = scene.in_use(session)[1]
+        other = scene.swarm.handlers["b1" if leaving == "a1" else "a1"]
+        willing = other.open_session
+        refuse(scene, other)
+        leave, began = asyncio.create_task(scene.swarm.leave(leaving)), loop_time()
+        while leaving in scene.in_use(session):
+            assert max(await scene.write(session, 1)) < 3 * max(before)
+            await asyncio.sleep(0.5)
+            if loop_time() - began > 5:
+                other.open_session = willing
+        assert loop_time() - began < 30
+        await leave
+
+    play(story, "0:3", "3:6")

@@ -144,13 +144,16 @@ class Mover:
             log.info("the slow server stays", extra={"reason": str(failed)[:200]})
 
     async def _find(self, index: int) -> Route:
-        """One server alone, to stand by for the one at this place."""
-        place = self._ring.places[index]
-        in_use = frozenset(other.peer for other in self._ring.places)
-        route = await self._substitutes.find_answering(range(place.start, place.end), without=in_use)
+        """One server alone, to stand by for the one at this place. Who would not before is asked if nobody else is left."""
+        place, substitutes = self._ring.places[index], self._substitutes
+        blocks, in_use = range(place.start, place.end), frozenset(other.peer for other in self._ring.places)
+        try:
+            route = await substitutes.find_answering(blocks, without=in_use)
+        except MissingBlocks:
+            left_out = in_use | substitutes.draining
+            route = await substitutes.find_answering(blocks, without=left_out, spare_shunned=False)
         if len(route.hops) > 1:
-            blocks = list(range(place.start, place.end))
-            raise MissingBlocks(blocks, "one server alone must stand by for another")
+            raise MissingBlocks(list(blocks), "one server alone must stand by for another")
         return route
 
     async def _swap(self, index: int, route: Route) -> None:
