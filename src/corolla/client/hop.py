@@ -92,10 +92,6 @@ class ServerLink:
         self._watch = asyncio.get_running_loop().create_task(self._keep_alive(self._life))
 
     @property
-    def is_idle(self) -> bool:
-        return not self._hops
-
-    @property
     def life(self) -> PeerLife:
         assert self._life is not None, "connect comes first"
         return self._life
