@@ -144,7 +144,7 @@ class Mover:
             log.info("the slow server stays", extra={"reason": str(failed)[:200]})
 
     async def _find(self, index: int) -> Route:
-        """One server alone, to stand by for the one at this place; one that would not before, if nobody else is left."""
+        """One server alone, to stand by for the one at this place; who would not before, if nobody else is left."""
         place, substitutes = self._ring.places[index], self._substitutes
         blocks, in_use = range(place.start, place.end), frozenset(other.peer for other in self._ring.places)
         try:
