@@ -13,7 +13,7 @@ from corolla.clock import loop_time
 from corolla.errors import MissingBlocks
 from corolla.ids import PeerId
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryTransport
+from corolla.net.memory.transport import MemoryTransport
 from corolla.swarm.cost import CostModel
 from corolla.wire.messages import HopTiming
 

@@ -14,7 +14,8 @@ from corolla.net import gate as gates
 from corolla.net.gate import Gate, GateConfig, load_allowed
 from corolla.net.memory.links import MAX_PIECE_BYTES, LinkConditions
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport, identity_of
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport, identity_of
 from corolla.net.streams import Accept, ByteStream
 from corolla.net.swarm_key import SwarmKey
 

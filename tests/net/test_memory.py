@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from corolla.errors import BadInput, HopFailed, LocalProtocolError, NoPeers
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport, identity_of
+from corolla.net.memory.network import MemoryNetwork
 from corolla.net.memory.streams import MemoryStream
+from corolla.net.memory.transport import MemoryTransport, identity_of
 from corolla.net.records import sign_record
 from corolla.net.streams import ByteStream, Transport
 

@@ -20,7 +20,8 @@ from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.stream import SocketStream
 from corolla.net.libp2p.transport import Libp2pTransport, open_transport
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport, identity_of
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport, identity_of
 from corolla.net.streams import Accept, ByteStream, Transport
 from corolla.net.swarm_key import SwarmKey
 

@@ -28,7 +28,8 @@ from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.probe import probe
 from corolla.net.libp2p.transport import Libp2pTransport, open_transport
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport
 from corolla.net.reach import ReachAsked, Verdict, ask, why_not_dial
 from corolla.net.reachable import Report, check_reachable, judge
 from corolla.net.streams import ByteStream

@@ -31,7 +31,8 @@ from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.lean import hivemind
 from corolla.net.libp2p.transport import Libp2pTransport, open_transport
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport, identity_of
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport, identity_of
 from corolla.net.records import MAX_LIFETIME_S, sign_record
 from corolla.net.streams import ByteStream, Transport
 from corolla.wire.frames import frame_message

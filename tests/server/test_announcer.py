@@ -11,7 +11,8 @@ from corolla.apps.sim.swarm import MemorySwarm
 from corolla.ids import Fingerprint, PeerId
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport
 from corolla.server.announcer import LEAST_GAP_S, MAX_INDEXERS, Announcer, is_indexer, is_news
 from corolla.swarm.announcement import MODELS_KEY, Announcement
 from corolla.swarm.view import ServerView, View

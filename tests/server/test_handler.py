@@ -16,7 +16,8 @@ from corolla.ids import Fingerprint, new_session_id
 from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport
 from corolla.server import routes
 from corolla.server.admission import Cap, Guest, Holdings
 from corolla.server.config import SessionLimits

@@ -13,7 +13,8 @@ from corolla.errors import BadInput
 from corolla.ids import Fingerprint, PeerId
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport
 from corolla.server.placing import PlacingConfig, overdue, rivals, without_inferior, without_silent
 from corolla.server.publisher import claimed_span
 from corolla.swarm.announcement import Announcement, State

@@ -9,7 +9,8 @@ import pytest
 
 from corolla.ids import Fingerprint, PeerId
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport
 from corolla.net.records import Record
 from corolla.swarm.announcement import Announcement, ModelEntry, announcement_keys
 from corolla.swarm.watch import Watcher, clock_ahead_s, list_models

@@ -21,7 +21,7 @@ from corolla.net.gate import GateConfig
 from corolla.net.identity import load_or_create
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.transport import Libp2pTransport, open_transport
-from corolla.net.memory.network import identity_of
+from corolla.net.memory.transport import identity_of
 from corolla.net.swarm_key import new_key
 
 

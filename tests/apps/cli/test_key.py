@@ -15,7 +15,7 @@ from corolla.apps.cli.network import client_network, server_network
 from corolla.apps.cli.options import join_option, listen_options
 from corolla.apps.cli.settings import RunSettings
 from corolla.errors import NoPeers
-from corolla.net.memory.network import identity_of
+from corolla.net.memory.transport import identity_of
 from corolla.net.swarm_key import load_keys
 
 NEW = [sys.executable, "-m", "corolla", "key", "new"]

@@ -17,7 +17,8 @@ from corolla.apps.status.reading import ModelStatus, choose, read_swarm
 from corolla.errors import BadInput, NoRoute
 from corolla.ids import Fingerprint, short
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport, identity_of
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport, identity_of
 from corolla.swarm.announcement import MODELS_KEY, Announcement, ModelEntry, announcement_key
 
 WEIGHTS = Fingerprint("ab" * 16)

@@ -27,7 +27,7 @@ from corolla.errors import HopFailed, NoRoute, Refused
 from corolla.ids import PeerId
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
-from corolla.net.memory.network import identity_of
+from corolla.net.memory.transport import identity_of
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from corolla.client.router import ServedModel
 from corolla.client.swarm import Swarm
 from corolla.ids import Fingerprint
 from corolla.net.memory.links import LinkConditions
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport
 from corolla.server.config import ServerConfig, SessionLimits
 from corolla.server.executor import Executor, InlineExecutor
 from corolla.server.handler import Handler

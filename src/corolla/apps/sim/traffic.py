@@ -17,7 +17,8 @@ from corolla.client.config import ClientConfig
 from corolla.client.router import view_period_s
 from corolla.ids import Fingerprint, PeerId, short
 from corolla.net.memory.links import LinkConditions
-from corolla.net.memory.network import MemoryNetwork, MemoryTransport
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport
 from corolla.server.announcer import Announcer
 from corolla.server.config import ServerConfig
 from corolla.server.followers import Followers
