@@ -68,7 +68,8 @@ def test_a_named_span_is_hosted_whatever_it_takes_and_said_not_to_fit(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hosting, "free_memory_bytes", lambda _device: 1000)
-    begun = host_of(checkpoint, blocks=(1, 5)).begin()
+    with caplog.at_level("WARNING", logger=hosting.__name__):
+        begun = host_of(checkpoint, blocks=(1, 5)).begin()
     assert isinstance(begun, LoadedSpan)
     assert (begun.span.start, begun.span.end) == (1, 5)
     assert "would not fit" in caplog.text

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -116,10 +117,16 @@ def test_the_disk_that_is_looked_at_is_the_one_where_models_will_be_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
-    for command in (["serve", str(tmp_path / "no-model")], ["doctor", "--listen", "127.0.0.1:0"]):
-        frame.run([*command, "--cache-dir", str(elsewhere)])
-        captured = capsys.readouterr()
-        assert f"free in {elsewhere}" in captured.out + captured.err, command[0]
+    root, ours = logging.getLogger(), logging.getLogger("corolla")
+    before = root.handlers[:], root.level, ours.level
+    try:
+        for command in (["serve", str(tmp_path / "no-model")], ["doctor", "--listen", "127.0.0.1:0"]):
+            frame.run([*command, "--cache-dir", str(elsewhere)])
+            captured = capsys.readouterr()
+            assert f"free in {elsewhere}" in captured.out + captured.err, command[0]
+    finally:  # the next tests hear what they heard
+        root.handlers[:], root.level = before[0], before[1]
+        ours.setLevel(before[2])
 
 
 def test_this_machine_says_how_much_memory_is_free_or_that_it_does_not(
