@@ -37,6 +37,7 @@ class Lived:
     steps: int = 0
     recoveries: int = 0
     troubles: int = 0
+    repeats: int = 0
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: "Lived") -> None:
@@ -44,6 +45,7 @@ class Lived:
         self.steps += other.steps
         self.recoveries += other.recoveries
         self.troubles += other.troubles
+        self.repeats += other.repeats
         self.failures += other.failures
 
 
@@ -96,7 +98,7 @@ def live_once(seed: int) -> Lived:
     except Exception as failure:  # noqa: BLE001 - whatever ends a life is told, and the others go on
         told = f"python -m corolla.apps.sim.chaos {seed} gave:\n" + "".join(traceback.format_exception(failure))
         return Lived(failures=[told])
-    return Lived(1, life.steps, life.recoveries, len(life.events))
+    return Lived(1, life.steps, life.recoveries, len(life.events), life.repeats)
 
 
 def assert_all_went_well(lived: Lived, seeds: range) -> None:
@@ -107,6 +109,7 @@ def assert_all_went_well(lived: Lived, seeds: range) -> None:
     assert lived.steps > 5 * lived.lives
     assert lived.troubles > 5 * lived.lives
     assert lived.recoveries > lived.lives
+    assert lived.repeats > lived.lives
 
 
 def test_whatever_befalls_a_swarm_the_text_is_the_same_and_nothing_is_left() -> None:

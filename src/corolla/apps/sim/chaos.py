@@ -1,5 +1,7 @@
 """Random lives of a swarm: servers killed, frozen, cut off, slowed, leaving and joining, while text is written.
 
+In every fourth life frames come twice or late (`repeats.py`).
+
 Everything follows from the seed. The span is a hash of the whole history (`toy.py`), so a step that is lost, done
 twice, out of order or on the wrong cache changes every number after it. After each life nothing may be left: no
 session, lease, task or stream.
@@ -17,6 +19,7 @@ import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from corolla.apps.sim.repeats import frames_come_again
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import hidden_of, numbers_of, whole_model
 from corolla.client.config import ClientConfig
@@ -33,6 +36,7 @@ log = logging.getLogger(__name__)
 
 NUM_BLOCKS = 6
 CONFIG = ClientConfig(wait_for_servers_s=300.0, step_timeout_s=240.0, shun_s=20.0)
+LIVES_PER_REPEATED = 4
 SETTLE_S = 15.0
 """Long enough after a life for the silent to be found dead."""
 
@@ -48,6 +52,8 @@ class Life:
     seed: int
     steps: int = 0
     recoveries: int = 0
+    repeats: int = 0
+    """Frames that were sent again."""
     events: list[str] = field(default_factory=list[str])
 
 
@@ -55,7 +61,12 @@ def live(seed: int) -> Life:
     """One life on a virtual clock. Raises WrongText, or whatever went wrong, with the command that replays it."""
     life = Life(seed)
     try:
-        run_virtual(_story(life), limit_s=36_000)
+        if seed % LIVES_PER_REPEATED == 0:
+            with frames_come_again(random.Random(seed)) as repeats:  # noqa: S311 - reproducible on purpose
+                run_virtual(_story(life), limit_s=36_000)
+            life.repeats = repeats.count
+        else:
+            run_virtual(_story(life), limit_s=36_000)
     except BaseException as failure:
         failure.add_note(f"replay: python -m corolla.apps.sim.chaos {seed}")
         raise
