@@ -15,7 +15,7 @@ from corolla.apps.cli.main import COMMANDS, INTERRUPTED, cli
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 API = (ROOT / "docs" / "api.md").read_text()
-EVERYWHERE = {"--help", "--debug", "--log-level"}
+EVERYWHERE = {"--help", "--debug", "--log-level", "--log-format"}
 
 
 @pytest.fixture(autouse=True)
