@@ -61,6 +61,7 @@ def load_span(
     kind = pruned_class(family, start, end, keep_ends=False, needed=dataflow.side_parameters)
     model, read_bytes = load_pruned(checkpoint, kind, outline, dtype=dtype, device=device, quantization=quantization)
     span = Span(model, start, end, structure, dataflow, read_bytes)
+    span.max_positions = checkpoint.max_positions
     try:
         span.capabilities = span.self_test()
     except BadInput as failure:

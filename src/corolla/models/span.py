@@ -56,6 +56,8 @@ class Span:
 
     capabilities: Capabilities
     """Filled by `loading.load_span` before anybody sees the span."""
+    max_positions: int | None = None
+    """How many positions the checkpoint says that its model has; None: no bound. There may be a table of them."""
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """Steps through real blocks: from a `Step`'s bytes to an `Output`'s bytes, on the device thread."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from corolla.models.tensors import wire_dtype as name_of
 from corolla.server.runner import SessionCache, SpanFacts
 from corolla.wire.messages import Step, Want
 from corolla.wire.tensors import DType, WireTensor
+
+_ANY_POSITION: Final = 1 << 31
+"""For models without a bound: more than any session has."""
 
 
 @dataclass(slots=True)
@@ -49,7 +53,9 @@ class TorchSpanRunner:
     def run(self, cache: SessionCache, step: Step, want: Want, wire_dtype: DType) -> WireTensor | None:
         assert isinstance(cache, SpanSession)
         if step.token_ids is not None:
-            _check_token_ids(step.token_ids, self.span.vocabulary)
+            _check_range("token id", step.token_ids, self.span.vocabulary)
+        if step.position_ids is not None:
+            _check_range("position id", step.position_ids, self.span.max_positions or _ANY_POSITION)
         output = self.span.forward(
             to_torch(step.hidden, self.span.device),
             self._prepared(cache, step),
@@ -75,12 +81,12 @@ class TorchSpanRunner:
         return session.cache
 
 
-def _check_token_ids(token_ids: WireTensor, vocabulary: int) -> None:
+def _check_range(name: str, given: WireTensor, bound: int) -> None:
     """Raises Unsupported. On a GPU an id outside of a table would end the whole device, with everybody's sessions."""
-    ids = np.frombuffer(token_ids.data, "<i8")
-    wrong = ids[(ids < 0) | (ids >= vocabulary)]
+    ids = np.frombuffer(given.data, "<i8")
+    wrong = ids[(ids < 0) | (ids >= bound)]
     if wrong.size:
         raise Unsupported(
-            f"token id {wrong[0]}: this model has ids from 0 to {vocabulary - 1}",
-            value=str(wrong[0]), bound=str(vocabulary - 1),
+            f"{name} {wrong[0]}: this model has them from 0 to {bound - 1}",
+            value=str(wrong[0]), bound=str(bound - 1),
         )  # fmt: skip
