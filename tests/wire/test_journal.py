@@ -196,6 +196,26 @@ def test_a_journal_covers_a_step_when_nothing_before_it_is_missing() -> None:
     assert not whole.covers(3)
 
 
+@pytest.mark.parametrize("kind", [Journal, VerbatimJournal])
+@pytest.mark.parametrize("held", [0, 2])
+def test_a_gap_is_not_forgotten_when_the_step_behind_it_is_folded(kind: type[Journal], held: int) -> None:
+    """As for a client that comes to stand between two servers while steps are under way (life 4190 of the random ones):
+    what follows would be replayed as if it began where the gap does."""
+    journal = kind(HUGE)
+    if held:
+        add(journal, 0, 0, [list(range(held))])
+    for step_no in range(5, 8 + MAX_RECENT):
+        add(journal, step_no, step_no, [[step_no]])
+    last = 7 + MAX_RECENT
+    assert not journal.covers(last)
+    assert journal.first_position == 5
+    assert journal.history_end + len(journal.recent(0)) == last + 1
+    assert journal.nbytes == 8 * (last - 4)
+    add(journal, last + 1, 5, [[50]], trim_to=5)
+    add(journal, last + 2, 6, [[51]])
+    assert not journal.covers(last + 2), "what is missing lies before"
+
+
 # --- of exact sessions
 
 

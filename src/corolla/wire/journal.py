@@ -147,6 +147,8 @@ class Journal:
         if step.rows is not None:
             for segment in self._segments:
                 segment.rows = [segment.rows[row] for row in step.rows]
+        if step.position > self.history_end:
+            self._begin_at(step.position)
         self._left_padding = step.left_padding
         self._folded_step_no = step.step_no
         batch, tokens = step.hidden.shape[0], step.hidden.shape[1]
@@ -154,6 +156,13 @@ class Journal:
         if len(self._segments) > MAX_SEGMENTS:
             self._segments = _merge_runs(self._segments)
             self._count()
+
+    def _begin_at(self, position: int) -> None:
+        """What lies before was never here, or not all of it. Else it would be forgotten when a step is folded, and what
+        follows would move to where it is missing."""
+        self._nbytes -= sum(segment.hidden.nbytes for segment in self._segments)
+        self._segments.clear()
+        self.first_position = position
 
     def _trim(self, num_tokens: int) -> None:
         while self._segments and self.history_end > num_tokens:

@@ -49,7 +49,14 @@ class VerbatimJournal(Journal):
             self._nbytes -= sum(older.hidden.nbytes for older in self._log)
             self._log.clear()
             self.first_position = 0
+        if step.position > self.history_end:
+            self._begin_at(step.position)
         self._log.append(step)
+
+    def _begin_at(self, position: int) -> None:
+        self._nbytes -= sum(older.hidden.nbytes for older in self._log)
+        self._log.clear()
+        self.first_position = position
 
     def _drop_oldest(self) -> None:
         self.first_position = self.history_end
