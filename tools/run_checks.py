@@ -104,12 +104,12 @@ CHECK = (
     Part("formatting", tool("ruff", "format", "--check", "."), 5),
     Part("types", tool("basedpyright"), 45),
     Part("import contracts", tool("lint-imports", "--no-logo", "--no-cache"), 15),
-    pytest_part("fast tests", "not slow and not full", 90, share="worksteal"),
+    pytest_part("fast tests", "not slow and not full", 120, share="worksteal"),
 )
 TEST = (
     *CHECK,
-    pytest_part("slow tests", "slow and not full", 660, share="loadfile"),
-    pytest_part("long tests", "full", 900, share="loadfile", runs_beside=True),
+    pytest_part("slow tests", "slow and not full", 900, share="loadfile"),
+    pytest_part("long tests", "full", 1150, share="loadfile", runs_beside=True),
 )
 
 
