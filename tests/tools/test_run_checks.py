@@ -101,8 +101,8 @@ def test_a_part_runs_beside_the_others_and_gives_way_to_them(
     ]
     beside, other = checks.run_all(parts)
     assert (beside.part.name, beside.failed, other.part.name, other.failed) == ("beside", False, "other", False)
-    assert beside.tests["passed"] == checks.NICENESS + other.tests["passed"]
-    assert f"{checks.NICENESS + other.tests['passed']} passed in 1s" in capfd.readouterr().out
+    assert beside.tests["passed"] == checks.NICENESS > other.tests["passed"], "whatever we run under ourselves"
+    assert f"{checks.NICENESS} passed in 1s" in capfd.readouterr().out
 
 
 def test_a_part_beside_the_others_ends_at_its_limit(checks: ModuleType) -> None:
