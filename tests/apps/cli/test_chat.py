@@ -55,12 +55,13 @@ def test_a_full_conversation_says_how_to_go_on(
     assert "/new begins a new conversation" in capsys.readouterr().err
 
 
-def test_ctrl_c_stops_an_answer_and_twice_the_program() -> None:
+def test_ctrl_c_stops_an_answer_and_twice_the_program(capfd: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGINT)
     with stop_on_interrupt() as stop:
         assert not stop.is_set()
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.is_set()
+        assert "Ctrl-C again ends" in capfd.readouterr().err, "it says so at once: the step may wait for long"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

@@ -1,5 +1,7 @@
 """`corolla chat`: a conversation on the terminal that keeps one session, so that no turn is sent twice."""
 
+import contextlib
+import os
 import signal
 import sys
 import threading
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 CONTEXT_TOKENS = 4096
 """Servers lease their cache for the whole length; the longest that most can give to many."""
+STDERR = 2
+STOPPING = b" (stopping when this step is over; Ctrl-C again ends)"
 LEAVE = ("/exit", "/quit")
 START_ANEW = "/new"
 
@@ -103,8 +107,6 @@ def _answer(conversation: "Conversation", question: str) -> None:
     try:
         with stop_on_interrupt() as stop:
             conversation.ask(question, lambda part: click.echo(part, nl=False), should_stop=stop.is_set)
-        if stop.is_set():
-            click.echo(" (stopped)", err=True)
     except BadInput as full:  # the session is as long as it may be; the user decides what to do
         click.echo(f"{full}; {START_ANEW} begins a new conversation", err=True)
     click.echo()
@@ -112,13 +114,17 @@ def _answer(conversation: "Conversation", question: str) -> None:
 
 @contextmanager
 def stop_on_interrupt() -> Generator[threading.Event]:
-    """An event that the first Ctrl-C sets, in place of KeyboardInterrupt; the second one raises that."""
+    """An event that the first Ctrl-C sets, saying so, in place of KeyboardInterrupt; the second one raises that."""
     stop = threading.Event()
 
     def ask_to_stop(_signal: int, _frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
+        # Now, and not when the step is over: it may wait a minute for a server. Unbuffered, since the interrupted code
+        # may be in the midst of writing.
+        with contextlib.suppress(OSError):
+            os.write(STDERR, STOPPING)
 
     before = signal.signal(signal.SIGINT, ask_to_stop)
     try:
