@@ -240,6 +240,31 @@ async def test_while_keys_rotate_members_with_either_key_are_served(lab: Lab) ->
     assert await ask(b, a, b"the new key is used") == b"the new key is used"
 
 
+@pytest.mark.parametrize(
+    ("a_keys", "b_keys"),
+    [
+        pytest.param((NEXT, OURS), (OURS,), id="the new one first, before anybody else has it"),
+        pytest.param((OURS,), (NEXT, OURS), id="the other way round"),
+        pytest.param((OURS, NEXT), (NEXT,), id="the old one first, after somebody has dropped it"),
+        pytest.param((NEXT,), (OURS, NEXT), id="the other way round again"),
+        pytest.param((THEIRS, OURS), (NEXT, OURS), id="each first has one that the other has not"),
+    ],
+)
+def test_two_peers_that_share_a_key_talk_whatever_the_order(
+    run_in_lab: Callable[[Scenario], None], a_keys: tuple[SwarmKey, ...], b_keys: tuple[SwarmKey, ...]
+) -> None:
+    async def scenario(lab: Lab) -> None:
+        a, b = await two_members(lab, GateConfig(keys=a_keys), GateConfig(keys=b_keys))
+        await a.serve(PROTOCOL, echo)
+        assert await ask(a, b, b"there") == b"there"
+        assert await ask(b, a, b"and back") == b"and back"
+        assert await a.records.put(KEY, b"from a", 60)
+        assert await b.records.put(KEY, b"from b", 60)
+        assert await values(a) == await values(b) == {b"from a", b"from b"}
+
+    run_in_lab(scenario)
+
+
 @pytest.mark.parametrize("outsider", [STRANGER, WRONG], ids=["no key", "wrong key"])
 def test_an_outsider_who_knows_every_address_gets_no_answer(
     run_in_lab: Callable[[Scenario], None], outsider: GateConfig
@@ -294,7 +319,7 @@ async def test_a_recorded_handshake_is_worth_nothing(lab: Lab) -> None:
     await lab.approach(thief, b)
     ear = Ear(await lab.raw_stream(thief, b))
     ear.stream.write([recorded])
-    assert len(await ear.until_closed()) == ANSWER_BYTES
+    assert len(await ear.until_closed()) in (0, ANSWER_BYTES)  # the close may overtake the answer
 
 
 @everywhere
@@ -312,7 +337,7 @@ async def test_the_bootstrap_peers_identity_without_the_key_is_worth_nothing(lab
         assert await values(thief) == set()
         ear = Ear(await lab.raw_stream(thief, a))
         ear.stream.write([HEAD + bytes(32 + PROOF_BYTES)])
-        assert len(await ear.until_closed()) == ANSWER_BYTES
+        assert len(await ear.until_closed()) in (0, ANSWER_BYTES)  # the close may overtake the answer
         with pytest.raises(HopFailed):
             await a.dial(thief.peer, PROTOCOL, timeout_s=1)
         assert all(len(ear.heard) <= HELLO_BYTES for ear in heard)

@@ -33,7 +33,7 @@ from corolla.errors import BadInput, HopFailed
 from corolla.ids import PeerId, short
 from corolla.net.identity import public_key_of
 from corolla.net.streams import Accept, ByteStream, OnBytes, OnClosed
-from corolla.net.swarm_key import PROOF_BYTES, SwarmKey, find_prover, prove
+from corolla.net.swarm_key import MAX_KEYS, PROOF_BYTES, SwarmKey, find_common, find_prover, prove, prove_all
 from corolla.wire.tensors import Buffer
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,6 @@ HANDSHAKE_TIMEOUT_S: Final = 5.0
 """How long a listener waits for a dialer's proof."""
 MAX_UNPROVEN: Final = 256
 """Streams that are waiting for a proof; one more closes an older one. Honest ones take a round trip."""
-
-MAX_KEYS: Final = 4
 
 _HEAD: Final = b"corolla gate 1\n\x00"
 _NONCE_BYTES: Final = 32
@@ -147,7 +145,7 @@ class Gate:
         theirs = await gated.read(_NONCE_BYTES)
         fields = (protocol.encode(), self._own.encode(), gated.peer.encode(), ours, theirs)
         proofs = await gated.read(PROOF_BYTES * (await gated.read(1))[0])
-        key = _find_common(self.config.keys, proofs, _AS_LISTENER, *fields)
+        key = find_common(self.config.keys, proofs, _AS_LISTENER, *fields)
         if key is None:
             raise _NotProven("it has another")
         gated.write([prove(key, _AS_DIALER, *fields)])
@@ -159,7 +157,7 @@ class Gate:
             raise _NotProven("no handshake")
         ours, theirs, keys = secrets.token_bytes(_NONCE_BYTES), hello[len(_HEAD) :], self.config.keys
         fields = (protocol.encode(), gated.peer.encode(), self._own.encode(), theirs, ours)
-        gated.write([ours, bytes([len(keys)]), *(prove(key, _AS_LISTENER, *fields) for key in keys)])
+        gated.write([ours, bytes([len(keys)]), prove_all(keys, _AS_LISTENER, *fields)])
         if find_prover(keys, await gated.read(PROOF_BYTES), _AS_DIALER, *fields) is None:
             raise _NotProven("wrong proof")
         gated.let_through()
@@ -178,15 +176,6 @@ class Gate:
             stream.report_nonsense()
         log.debug("stream refused", extra={"peer": short(stream.peer), "reason": reason})
         stream.close()
-
-
-def _find_common(keys: Sequence[SwarmKey], proofs: bytes, domain: bytes, *fields: bytes) -> SwarmKey | None:
-    """The first of our keys that one of these proofs was made with."""
-    said = [proofs[start : start + PROOF_BYTES] for start in range(0, len(proofs), PROOF_BYTES)]
-    for key in keys:
-        if any(find_prover([key], proof, domain, *fields) for proof in said):
-            return key
-    return None
 
 
 class _NotProven(Exception):

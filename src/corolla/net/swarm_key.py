@@ -2,8 +2,8 @@
 
 A key proves membership and nothing else: what travels is encrypted by the transport, and who a peer is follows from
 its identity. A proof is an HMAC-SHA256 over a domain and fields that each carry their length, so that no proof can
-be taken for another. Several keys may be given at once: any of them is accepted, the first is used; so a swarm
-changes its key without a pause (`docs/private-swarms.md`).
+be taken for another. Several keys may be given at once, in any order: each is proven, and one that both sides have is
+enough; so a swarm changes its key without a pause (`docs/private-swarms.md`).
 
 Keys stay in memory and in their file: `repr` leaves them out, errors never quote a key file's content.
 """
@@ -21,6 +21,8 @@ from corolla.errors import BadInput
 
 KEY_BYTES: Final = 32
 PROOF_BYTES: Final = 32
+MAX_KEYS: Final = 4
+"""At once: the old and the new while rotating, and as many again."""
 
 _HEAD: Final = "corolla-swarm-key-1:"
 _MAX_FILE_BYTES: Final = 4096
@@ -71,8 +73,22 @@ def prove(key: SwarmKey, domain: bytes, *fields: bytes) -> bytes:
 
 def find_prover(keys: Sequence[SwarmKey], proof: bytes, domain: bytes, *fields: bytes) -> SwarmKey | None:
     """The key that made this proof; None when it was none of ours. Takes the same time whichever it was."""
-    matching = [key for key in keys if hmac.compare_digest(prove(key, domain, *fields), proof)]
-    return matching[0] if matching else None
+    return find_common(keys, proof, domain, *fields) if len(proof) == PROOF_BYTES else None
+
+
+def prove_all(keys: Sequence[SwarmKey], domain: bytes, *fields: bytes) -> bytes:
+    """A proof with each of the keys, one after the other."""
+    return b"".join(prove(key, domain, *fields) for key in keys)
+
+
+def find_common(keys: Sequence[SwarmKey], proofs: bytes, domain: bytes, *fields: bytes) -> SwarmKey | None:
+    """The first of our keys that one of these proofs was made with; None when none was, or when there are too many."""
+    if len(proofs) > MAX_KEYS * PROOF_BYTES:
+        return None
+    said = [proofs[start : start + PROOF_BYTES] for start in range(0, len(proofs), PROOF_BYTES)]
+    ours = [(key, prove(key, domain, *fields)) for key in keys]
+    common = [key for key, proof in ours if any(hmac.compare_digest(proof, other) for other in said)]
+    return common[0] if common else None
 
 
 def _load(path: Path) -> SwarmKey:

@@ -9,7 +9,7 @@ from corolla.net.gate import GateConfig
 from corolla.net.identity import from_seed
 from corolla.net.libp2p.lean import hivemind
 from corolla.net.libp2p.sealed import MAX_NONCES, WINDOW_S, Call, CallRefused, CallSeal, SeenNonces
-from corolla.net.swarm_key import SwarmKey
+from corolla.net.swarm_key import MAX_KEYS, SwarmKey
 
 OURS, NEXT, THEIRS = (SwarmKey(letter * 32) for letter in (b"o", b"n", b"t"))
 ALICE, BOB, EVE = (from_seed(letter * 32).peer for letter in (b"a", b"b", b"e"))
@@ -48,6 +48,20 @@ def test_a_members_request_is_taken_and_its_answer_believed() -> None:
     response = hivemind().dht_pb2.FindResponse(results=[hivemind().dht_pb2.FindResult(value=b"found")])
     bob.sign_response(CALL, key, request, response)
     alice.check_response(CALL, request, type(response).FromString(response.SerializeToString()))
+
+
+def test_of_several_keys_one_that_both_have_is_enough_and_more_than_any_peer_has_prove_nothing() -> None:
+    clock, request = Clock(), find_request(b"a key")
+    alice, bob = seal(clock, THEIRS, OURS), seal(clock, NEXT, OURS)
+    alice.sign_request(CALL, request)
+    assert bob.check_request(CALL, request) == OURS
+    response = hivemind().dht_pb2.FindResponse()
+    bob.sign_response(CALL, OURS, request, response)
+    alice.check_response(CALL, request, response)
+    many = signed(clock)
+    many.auth.signature *= MAX_KEYS + 1
+    with pytest.raises(CallRefused, match="private"):
+        bob.check_request(CALL, many)
 
 
 @pytest.mark.parametrize(

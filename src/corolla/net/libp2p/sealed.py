@@ -1,8 +1,9 @@
 """The swarm key on the DHT's own messages: who does not prove it can neither ask nor answer.
 
-A request carries a time, a nonce and a proof over (method, dialer, listener, all its bytes); the response a proof
-over the same two peers, the request's proof and all its bytes. Both names are those that the transport has
-authenticated. A request counts once, within the time for which clocks may differ.
+A request carries a time, a nonce and a proof over (method, dialer, listener, all its bytes) with each of the dialer's
+keys; the response a proof, with the first of the listener's that is among them, over the same two peers, the request's
+proofs and all its bytes. Both names are those that the transport has authenticated. A request counts once, within the
+time for which clocks may differ.
 
 Put around hivemind's calls before its DHT node registers its handlers, so that there is no moment without it. The
 list of allowed peers is checked first.
@@ -21,7 +22,7 @@ from corolla.ids import PeerId, short
 from corolla.net.gate import GateConfig
 from corolla.net.identity import peer_id_from_bytes
 from corolla.net.records import CLOCK_SKEW_S
-from corolla.net.swarm_key import SwarmKey, find_prover, prove
+from corolla.net.swarm_key import SwarmKey, find_common, find_prover, prove, prove_all
 
 log = logging.getLogger(__name__)
 
@@ -84,16 +85,16 @@ class CallSeal:
     def sign_request(self, call: Call, request: Any) -> None:
         request.auth.time = self._now()
         request.auth.nonce = secrets.token_bytes(_NONCE_BYTES)
-        request.auth.signature = prove(self._config.keys[0], _REQUEST, *call.fields, _unsigned(request))
+        request.auth.signature = prove_all(self._config.keys, _REQUEST, *call.fields, _unsigned(request))
 
     def check_request(self, call: Call, request: Any) -> SwarmKey | None:
-        """The key that it proves, None in an open swarm. Raises CallRefused."""
+        """The key that it proves of those that we have, None in an open swarm. Raises CallRefused."""
         if not self._config.allows(call.dialer):
             raise CallRefused("this peer answers only those on its list")
         if not self._config.is_private:
             return None
-        proof, sent_at, now = bytes(request.auth.signature), float(request.auth.time), self._now()
-        key = find_prover(self._config.keys, proof, _REQUEST, *call.fields, _unsigned(request))
+        proofs, sent_at, now = bytes(request.auth.signature), float(request.auth.time), self._now()
+        key = find_common(self._config.keys, proofs, _REQUEST, *call.fields, _unsigned(request))
         if key is None:
             raise CallRefused("this swarm is private: the swarm key is missing, or is another")
         if not abs(now - sent_at) <= WINDOW_S:
@@ -109,7 +110,7 @@ class CallSeal:
     def check_response(self, call: Call, request: Any, response: Any) -> None:
         """Raises CallRefused."""
         proof, asked = bytes(response.auth.signature), bytes(request.auth.signature)
-        if find_prover(self._config.keys[:1], proof, _RESPONSE, *call.fields, asked, _unsigned(response)) is None:
+        if find_prover(self._config.keys, proof, _RESPONSE, *call.fields, asked, _unsigned(response)) is None:
             raise CallRefused("it does not prove the swarm key: it may be of an open swarm, or of another")
 
     # Around hivemind's calls.

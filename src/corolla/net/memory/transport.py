@@ -156,7 +156,7 @@ class MemoryTransport:
     def takes_calls_of(self, asker: "MemoryTransport") -> bool:
         """Whether a call of the hash table's would pass both sides' checks; its proof is only thought here."""
         ours, theirs = self._gate_config, asker._gate_config
-        shares_key = theirs.keys[0] in ours.keys if theirs.keys else not ours.keys
+        shares_key = not set(theirs.keys).isdisjoint(ours.keys) if theirs.keys else not ours.keys
         return ours.allows(asker.peer) and shares_key
 
     async def wait_lost(self) -> str:
