@@ -37,7 +37,7 @@ MAX_INDEXERS: Final = 16
 
 
 class Announcer:
-    """Publishes what `describe` says: now, periodically, when it changed, and when told so."""
+    """Publishes what `describe` says: now, periodically, and when it has changed. `describe` is asked each second."""
 
     def __init__(
         self,
@@ -56,13 +56,8 @@ class Announcer:
         self._lifetime_s = lifetime_s
         self._view = view
         self._rng = rng or random.Random()  # noqa: S311 - spreads load, keeps no secret
-        self._changed = asyncio.Event()
         self._said: Announcement | None = None
         self._said_at = float("-inf")
-
-    def changed(self) -> None:
-        """What `describe` says is new: do not wait for the period."""
-        self._changed.set()
 
     async def announce(self) -> bool:
         """Publish once, in the index of models too. False: no other peer keeps the record.
@@ -79,7 +74,6 @@ class Announcer:
     async def keep_announced(self) -> None:
         """Renew the record until cancelled."""
         while True:
-            self._changed.clear()
             if not await self.announce():
                 log.warning("no other peer keeps this server's announcement; it is repeated")
             renew_at = loop_time() + self._period_s * (1 - PERIOD_JITTER * self._rng.random())
@@ -101,14 +95,9 @@ class Announcer:
     async def _wait_for_news(self, until: float) -> bool:
         """True when there is something to say before `until`, False when that time has come."""
         while (left_s := until - loop_time()) > 0:
-            try:
-                async with asyncio.timeout(min(left_s, LOOK_S)):
-                    await self._changed.wait()
-            except TimeoutError:
-                if self._has_news():
-                    return True
-            else:
-                return False  # told: announce in full
+            await asyncio.sleep(min(left_s, LOOK_S))
+            if self._has_news():
+                return True
         return False
 
     def _has_news(self) -> bool:

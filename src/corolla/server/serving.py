@@ -64,11 +64,13 @@ async def serve_span(
         transport, watcher, lambda: range(handler.runner.facts.start, handler.runner.facts.end), rng=rng
     )
     claim = Claim()
+    idle = announcement_of(
+        transport, config, served,
+        state="online", span=range(0), dtype=runner.facts.dtype, is_movable=placement is not None,
+    )  # fmt: skip
     announcer = Announcer(
         transport,
-        lambda: _announcement(
-            transport, handler, followers, config, served, claim, watcher, is_movable=placement is not None
-        ),
+        lambda: _announcement(idle, transport, handler, followers, claim, watcher),
         period_s=config.announce_period_s,
         lifetime_s=config.record_lifetime_s,
         view=lambda: watcher.view,
@@ -106,25 +108,22 @@ def _tell_failure(keeper: "asyncio.Task[None]") -> None:
 
 
 def _announcement(
-    transport: Transport,
-    handler: Handler,
-    followers: Followers,
-    config: ServerConfig,
-    served: ServedSpan,
-    claim: Claim,
-    watcher: Watcher,
-    *,
-    is_movable: bool,
+    idle: Announcement, transport: Transport, handler: Handler, followers: Followers, claim: Claim, watcher: Watcher
 ) -> Announcement:
+    """What an idle server would announce, as it is now. Cheap: it is looked at each second."""
     facts = handler.runner.facts
     state, span = "online", range(facts.start, facts.end)
     if handler.is_leaving:
         state = "draining"
     elif claim.span is not None:
         state, span = "joining", claim.span
-    said = announcement_of(transport, config, served, state=state, span=span, dtype=facts.dtype, is_movable=is_movable)
     return msgspec.structs.replace(
-        said,
+        idle,
+        state=state,
+        start=span.start,
+        end=span.stop,
+        dtype=facts.dtype,
+        announced_at=transport.wall_time(),
         decode_tokens_per_s=handler.meter.decode_tokens_per_s,
         prefill_tokens_per_s=handler.meter.prefill_tokens_per_s,
         free_cache_tokens=handler.pool.free_tokens,

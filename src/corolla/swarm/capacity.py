@@ -1,6 +1,6 @@
 """What links from other servers carry: smoothed, ageing, and which of it is worth announcing. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,12 +33,12 @@ class Inflows:
         if len(self._known) > MAX_PEERS:  # clients come and go; they must not grow the table
             del self._known[min(self._known, key=lambda known: self._known[known].at)]
 
-    def to_announce(self, servers: Iterable[PeerId], now: float) -> dict[str, int]:
+    def to_announce(self, servers: Container[PeerId], now: float) -> dict[str, int]:
         """By `short_peer`, of those that are servers: the slowest links, since only those cost a step anything."""
         fresh = {
             peer: known.bytes_per_s
-            for peer in servers
-            if (known := self._known.get(peer)) is not None and now - known.at < CAPACITY_LIFE_S
+            for peer, known in self._known.items()
+            if peer in servers and now - known.at < CAPACITY_LIFE_S
         }
         slowest = sorted(fresh, key=lambda peer: fresh[peer])[:MAX_INFLOWS]
         return {short_peer(peer): min(max(1, round(fresh[peer])), MAX_BYTES_PER_S) for peer in slowest}
