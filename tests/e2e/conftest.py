@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.bench.setup import ONE_THREAD, start_chains
 from corolla.apps.processes import Processes
+from corolla.apps.warm import WarmStart
 from corolla.client.model import DistributedModelForCausalLM
 from corolla.models.testing import write_model_s, write_tiny
 
@@ -26,27 +27,35 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def corolla() -> Callable[..., subprocess.CompletedProcess[str]]:
+def warm() -> Iterator[WarmStart]:
+    """Starts processes that have imported torch already; demos and what runs elsewhere start from nothing."""
+    with WarmStart() as warm:
+        yield warm
+
+
+@pytest.fixture(scope="session")
+def corolla(warm: WarmStart) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs one command line to its end."""
 
     def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [*COMMAND, *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, env=ENVIRONMENT | environment, check=False
-        )
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with warm.popen(command, text=True, env=ENVIRONMENT | environment, **pipes) as process:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def running() -> Callable[..., AbstractContextManager[subprocess.Popen[str]]]:
+def running(warm: WarmStart) -> Callable[..., AbstractContextManager[subprocess.Popen[str]]]:
     """Starts one command line (or, given a list, any command) and ends it with the block, if it has not ended."""
 
     @contextmanager
     def start(*arguments: object) -> Iterator[subprocess.Popen[str]]:
         command = arguments[0] if isinstance(arguments[0], list) else [*COMMAND, *map(str, arguments)]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen(command, text=True, env=ENVIRONMENT, **pipes) as process:
+        with warm.popen(command, text=True, env=ENVIRONMENT, **pipes) as process:
             try:
                 yield process
             finally:
@@ -78,9 +87,9 @@ def local_s(model_s: Path) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def addresses(model_s: Path) -> Iterator[dict[int, str]]:
+def addresses(model_s: Path, warm: WarmStart) -> Iterator[dict[int, str]]:
     """Swarms of 1, 2 and 4 servers; the address of each."""
-    with Processes(ONE_THREAD) as processes:
+    with Processes(ONE_THREAD, popen=warm.popen) as processes:
         yield {chain.num_servers: chain.address for chain in start_chains(processes, model_s, (1, 2, 4))}
 
 

@@ -19,6 +19,7 @@ import pytest
 from corolla.apps.bench.setup import ONE_THREAD
 from corolla.apps.cli import main as frame
 from corolla.apps.processes import Processes
+from corolla.apps.warm import WarmStart
 from corolla.client.config import ClientConfig
 from corolla.client.connection import Connection
 from corolla.models.checkpoint import open_checkpoint
@@ -63,8 +64,8 @@ def corolla_here(capsys: pytest.CaptureFixture[str]) -> Iterator[Corolla]:
 
 
 @pytest.fixture(scope="module")
-def bootstrap() -> Iterator[str]:
-    with Processes(ONE_THREAD) as processes:
+def bootstrap(warm: WarmStart) -> Iterator[str]:
+    with Processes(ONE_THREAD, popen=warm.popen) as processes:
         yield processes.start("the bootstrap peer", "bootstrap").wait_ready(time.monotonic() + START_TIMEOUT_S).addr
 
 
@@ -77,9 +78,9 @@ def announced(bootstrap: str) -> Iterator[Callable[[], int]]:
 
 
 @pytest.fixture(scope="module")
-def served(tiny: Path) -> Iterator[str]:
+def served(tiny: Path, warm: WarmStart) -> Iterator[str]:
     """A server of all of tiny's blocks, with room for 64 tokens."""
-    with Processes(ONE_THREAD) as processes:
+    with Processes(ONE_THREAD, popen=warm.popen) as processes:
         server = processes.start("the server", "serve", str(tiny), "--cache-tokens", str(CACHE_TOKENS))
         yield server.wait_ready(time.monotonic() + START_TIMEOUT_S).addr
 

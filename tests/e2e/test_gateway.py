@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from corolla.apps.bench.setup import ONE_THREAD
 from corolla.apps.gateway.keys import line_for, new_key
 from corolla.apps.processes import Child, Processes
+from corolla.apps.warm import WarmStart
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +35,9 @@ ASKED: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def servers(tiny: Path) -> Iterator[tuple[dict[str, Child], str]]:
+def servers(tiny: Path, warm: WarmStart) -> Iterator[tuple[dict[str, Child], str]]:
     """Two that could each do the second half, and the address to join."""
-    with Processes(ONE_THREAD) as processes:
+    with Processes(ONE_THREAD, popen=warm.popen) as processes:
         deadline = time.monotonic() + START_TIMEOUT_S
         first = processes.start("server 0:3", "serve", str(tiny), "--blocks", "0:3")
         address = first.wait_ready(deadline).addr

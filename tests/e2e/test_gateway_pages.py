@@ -11,6 +11,7 @@ import pytest
 
 from corolla.apps.bench.setup import ONE_THREAD
 from corolla.apps.processes import Child, Processes
+from corolla.apps.warm import WarmStart
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -45,8 +46,8 @@ class Door:
 
 
 @pytest.fixture
-def door(tiny: Path) -> Iterator[Door]:
-    with Processes(ONE_THREAD) as processes:
+def door(tiny: Path, warm: WarmStart) -> Iterator[Door]:
+    with Processes(ONE_THREAD, popen=warm.popen) as processes:
         yield Door(processes, tiny)
 
 

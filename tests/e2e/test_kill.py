@@ -21,6 +21,7 @@ from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.bench.fleet import Blow, Fleet, freeze, kill_daemon, kill_family, kill_python
 from corolla.apps.bench.setup import ONE_THREAD
 from corolla.apps.processes import Processes
+from corolla.apps.warm import WarmStart
 from corolla.client.config import ClientConfig
 from corolla.client.inference import InferenceSession
 from corolla.client.model import DistributedModelForCausalLM
@@ -48,8 +49,8 @@ CONFIG = ClientConfig(liveness=Liveness(interval_s=0.3, dead_after_s=1.2))
 
 
 @pytest.fixture(scope="module")
-def all_servers(model_s: Path) -> Iterator[Fleet]:
-    with Processes(ONE_THREAD) as processes:
+def all_servers(model_s: Path, warm: WarmStart) -> Iterator[Fleet]:
+    with Processes(ONE_THREAD, popen=warm.popen) as processes:
         fleet = Fleet(processes, model_s, SPANS, ("--cache-tokens", str(MAX_LENGTH)))
         fleet.launch()
         yield fleet

@@ -9,14 +9,17 @@ import pytest
 
 from corolla.apps.bench.setup import ONE_THREAD
 from corolla.apps.processes import Processes
+from corolla.apps.warm import WarmStart
 
 pytestmark = pytest.mark.slow
 
 START_TIMEOUT_S = 180.0
 
 
-def test_two_servers_that_start_together_share_the_blocks_between_them(tiny: Path, tmp_path: Path) -> None:
-    with Processes({**ONE_THREAD, "XDG_CACHE_HOME": str(tmp_path)}) as processes:
+def test_two_servers_that_start_together_share_the_blocks_between_them(
+    tiny: Path, tmp_path: Path, warm: WarmStart
+) -> None:
+    with Processes({**ONE_THREAD, "XDG_CACHE_HOME": str(tmp_path)}, popen=warm.popen) as processes:
         deadline = time.monotonic() + START_TIMEOUT_S
         boot = processes.start("the bootstrap peer", "bootstrap").wait_ready(deadline).addr
         placed = ["serve", str(tiny), "--num-blocks", "3", "--join", boot]
@@ -25,9 +28,9 @@ def test_two_servers_that_start_together_share_the_blocks_between_them(tiny: Pat
 
 
 def test_a_server_that_no_peer_can_dial_back_is_not_announced_and_says_why(
-    tiny: Path, tmp_path: Path, corolla: Callable[..., subprocess.CompletedProcess[str]]
+    tiny: Path, tmp_path: Path, corolla: Callable[..., subprocess.CompletedProcess[str]], warm: WarmStart
 ) -> None:
-    with Processes(ONE_THREAD) as processes:
+    with Processes(ONE_THREAD, popen=warm.popen) as processes:
         boot = processes.start("the bootstrap peer", "bootstrap").wait_ready(time.monotonic() + START_TIMEOUT_S).addr
         unreachable = ("--announce", "127.0.0.1:1", "--join", boot)  # where nothing listens
         ended = corolla("serve", tiny, "--blocks", "0:2", *unreachable, XDG_CACHE_HOME=str(tmp_path))

