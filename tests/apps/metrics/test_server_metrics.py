@@ -35,7 +35,9 @@ def test_what_was_computed_held_and_refused_is_told() -> None:
     async def told() -> None:
         async with MemorySwarm(num_blocks=4) as swarm:
             handler = await swarm.serve("a", "0:4", cache_tokens=256)
-            metrics = ServerMetrics(handler, DhtTraffic(puts=3, bytes_put=700, calls_answered=Counter(find=5)))
+            metrics = ServerMetrics(
+                handler, DhtTraffic(puts=3, bytes_put=700, calls_answered=Counter(find=5)), lambda: {"cut_off": 7}
+            )
             handler.on_step = metrics.saw_step
             value = metrics.registry.get_sample_value
             client = await swarm.client("c")
@@ -54,6 +56,7 @@ def test_what_was_computed_held_and_refused_is_told() -> None:
                 with pytest.raises(Refused):
                     await client.start_session(swarm.model, max_tokens=100_000)
             assert value("corolla_server_refusals_total", {"code": "unsupported"}) == 1
+            assert value("corolla_server_streams_turned_away_total", {"why": "cut_off"}) == 7
             assert (value("corolla_server_dht_puts_total"), value("corolla_server_dht_put_bytes_total")) == (3, 700)
             assert value("corolla_server_dht_calls_answered_total", {"kind": "find"}) == 5
             assert value("corolla_server_blocks") == 4
@@ -65,7 +68,7 @@ def test_the_page_is_there_while_the_server_serves_and_a_taken_port_is_named() -
     async def told() -> None:
         async with MemorySwarm(num_blocks=4) as swarm:
             handler = await swarm.serve("a", "0:4")
-            transport = cast("Any", SimpleNamespace(dht_traffic=DhtTraffic()))
+            transport = cast("Any", SimpleNamespace(dht_traffic=DhtTraffic(), turned_away={}))
             with socket.socket() as taken:
                 taken.bind(("127.0.0.1", 0))
                 port = taken.getsockname()[1]

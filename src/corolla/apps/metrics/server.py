@@ -4,7 +4,7 @@ Steps are told as they end, on the device thread; all else is read off the serve
 its own thread and port: whoever may read numbers need not be a peer.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, start_http_server
@@ -25,10 +25,17 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 class ServerMetrics:
     """One server's; `registry` has them."""
 
-    def __init__(self, handler: Handler, traffic: DhtTraffic | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        traffic: DhtTraffic | None = None,
+        turned_away: Callable[[], Mapping[str, int]] = dict[str, int],
+    ) -> None:
+        """`turned_away`: streams of others that were not taken, by why (`Libp2pTransport.turned_away`)."""
         disable_created_metrics()  # pyright: ignore[reportUnknownMemberType, reportPrivateImportUsage]
         self.registry = CollectorRegistry()
         self._handler = handler
+        self._turned_away = turned_away
         self._steps = Counter(
             "corolla_server_steps", "Steps computed: of prompts, or of one token.", ["kind"], registry=self.registry
         )
@@ -75,10 +82,10 @@ class ServerMetrics:
         yield _gauge("leaving", "1 while the server drains.", int(handler.is_leaving))
         yield _counter("sessions_opened", "Sessions opened.", counters.sessions_opened)
         yield _counter("links_down", "Times the next server of a route was out of reach.", counters.links_down)
-        refusals = CounterMetricFamily("corolla_server_refusals", "What was refused, by code.", labels=["code"])
-        for code, count in list(counters.refusals.items()):
-            refusals.add_metric([code], count)
-        yield refusals
+        yield _counter_by("refusals", "What was refused, by code.", "code", dict(counters.refusals))
+        yield _counter_by(
+            "streams_turned_away", "Streams of others that were not taken, by why.", "why", self._turned_away()
+        )
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -89,10 +96,17 @@ def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"corolla_server_{name}", text, value=value)
 
 
+def _counter_by(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"corolla_server_{name}", text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family
+
+
 @contextmanager
 def metrics_page(address: HostPort, handler: Handler, transport: Libp2pTransport) -> Generator[None]:
     """`http://ADDRESS/metrics` while the block lasts. Raises BadInput when the address cannot be had."""
-    metrics = ServerMetrics(handler, transport.dht_traffic)
+    metrics = ServerMetrics(handler, transport.dht_traffic, lambda: transport.turned_away)
     try:
         server, thread = start_http_server(address.port, address.host, registry=metrics.registry)
     except OSError as fault:

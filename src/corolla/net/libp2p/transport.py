@@ -92,6 +92,13 @@ class Libp2pTransport:
         return self._dht.traffic
 
     @property
+    def turned_away(self) -> dict[str, int]:
+        """How many streams of others were not taken since this peer started, by why: above the rates and closed; of a
+        peer that is cut off; without the swarm key's proof, or of a peer that is not on the list."""
+        guard, gate = self._guard.turned_away, self._gate.refused
+        return {"closed": guard["close"], "cut_off": guard["cut"], "not_admitted": gate.total()}
+
+    @property
     def daemon_pid(self) -> int:
         """For status lines, and for tests that kill it."""
         return self._daemon.pid
