@@ -44,5 +44,5 @@ def test_the_first_recovery_already_goes_back_as_far_as_it_must(lost: str) -> No
 
 @pytest.mark.usefixtures("short_journals")
 def test_random_lives_go_well_with_short_journals() -> None:
-    lives = [live(seed) for seed in range(40_000, 40_008)]
+    lives = [live(seed) for seed in range(40_000, 40_016)]
     assert sum(life.recoveries for life in lives) > len(lives)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from corolla.errors import HopFailed, LinkDown, RemoteProtocolError, SessionLost, SwarmError, refusal
-from corolla.ids import PeerId, SessionId, short
+from corolla.ids import Fingerprint, PeerId, SessionId, short
 from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness, PeerLife, keep_alive
 from corolla.net.streams import Transport
@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 
 AWAIT_SIGN_S = 60.0
 """How long the stream to a server that fell silent is listened to: if it speaks again, it was called dead wrongly."""
+
+
+Blocks = tuple[Fingerprint, int, int]
+"""Of which model, from where to where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class ServerLink:
         self._watch: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
         self._life: PeerLife | None = None
+        self._last_opened: tuple[Blocks, wire.Opened] | None = None
 
     async def connect(self) -> None:
         """Dial the server. Raises HopFailed."""
@@ -95,6 +100,14 @@ class ServerLink:
     def life(self) -> PeerLife:
         assert self._life is not None, "connect comes first"
         return self._life
+
+    def terms_for(self, ask: wire.Open) -> wire.Opened | None:
+        """What the server said of the last session over the same blocks on this stream, and will say again: its limits,
+        and what its blocks need, do not change while it runs. None: it has not said."""
+        return self._last_opened[1] if self._last_opened is not None and self._last_opened[0] == _blocks(ask) else None
+
+    def learn_terms(self, ask: wire.Open, opened: wire.Opened) -> None:
+        self._last_opened = _blocks(ask), opened
 
     def add(self, hop: "Hop") -> None:
         if self.error is not None:
@@ -173,6 +186,10 @@ class ServerLink:
             hop.fail(error)
 
 
+def _blocks(ask: wire.Open) -> Blocks:
+    return ask.fingerprint, ask.start, ask.end
+
+
 class Hop:
     """One session on one server. `end` is exclusive."""
 
@@ -184,6 +201,8 @@ class Hop:
         self.end = end
         self.listener = listener
         self.opened: wire.Opened | None = None
+        self.terms: wire.Opened | None = None
+        """What the server takes: `opened`, or before that what it said of an earlier session; None: not known."""
         self.error: SwarmError | None = None
         self._route_version = 0
         self._answer: asyncio.Future[wire.Opened] | None = None
@@ -195,10 +214,12 @@ class Hop:
         self.link.add(self)
         self._route_version = ask.route_version
         self._answer = asyncio.get_running_loop().create_future()
+        self.terms = self.link.terms_for(ask)
         try:
             self.link.send(ask)
             async with asyncio.timeout(self.link.limits.open_timeout_s):
-                self.opened = await self._answer
+                self.opened = self.terms = await self._answer
+            self.link.learn_terms(ask, self.opened)
         except TimeoutError:
             raise HopFailed(self.peer, f"no answer to Open within {self.link.limits.open_timeout_s:g} s") from None
         finally:

@@ -1,6 +1,6 @@
 """`InferenceSession`: one conversation with the swarm, for blocking callers who hold torch tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 
@@ -12,11 +12,12 @@ from corolla.client.chunks import cut_into_steps
 from corolla.client.connection import Connection
 from corolla.client.router import ServedModel
 from corolla.client.session import RouteHop, Session
+from corolla.client.steps import StepInput
 from corolla.errors import BadInput
 from corolla.models.local_half import LocalCache
 from corolla.models.tensors import to_torch, wire_dtype
 from corolla.wire.messages import HopTiming, Want
-from corolla.wire.tensors import DType
+from corolla.wire.tensors import WireTensor
 
 
 class InferenceSession:
@@ -78,12 +79,20 @@ class InferenceSession:
         token_ids: Tensor | None = None,
     ) -> Tensor:
         """`hidden` [rows, new_tokens, hidden_size] after the last block; one position when `want` is "last"."""
-        session = self._opened(hidden)
-        inputs = cut_into_steps(
-            session, hidden, max_chunk_tokens=self._connection.config.max_chunk_tokens,
-            position_ids=position_ids, token_ids=token_ids,
-        )  # fmt: skip
-        answers = self._connection.run(session.run(inputs, want=want, left_padding=left_padding))
+        if self._is_closed:
+            raise BadInput("this inference session is closed; open another")
+
+        def cut(session: Session) -> list[StepInput]:
+            return cut_into_steps(
+                session, hidden, max_chunk_tokens=self._connection.config.max_chunk_tokens,
+                position_ids=position_ids, token_ids=token_ids,
+            )  # fmt: skip
+
+        session = self._session
+        if session is None:
+            answers = self._connection.run(self._begin(hidden, cut, want, left_padding))
+        else:
+            answers = self._connection.run(session.run(cut(session), want=want, left_padding=left_padding))
         outputs = [to_torch(answer, hidden.device) for answer in answers if answer is not None]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2)
 
@@ -101,21 +110,20 @@ class InferenceSession:
     ) -> None:
         self.close()
 
-    def _opened(self, hidden: Tensor) -> Session:
-        if self._is_closed:
-            raise BadInput("this inference session is closed; open another")
-        if self._session is None:
-            if self.max_length is None:
-                raise BadInput("the session does not know its max_length yet")
-            self._connection.run(self._start(self.max_length, hidden.shape[-3], wire_dtype(hidden.dtype)))
-        assert self._session is not None
-        return self._session
-
-    async def _start(self, max_tokens: int, max_rows: int, dtype: DType) -> None:
+    async def _begin(
+        self, hidden: Tensor, cut: Callable[[Session], list[StepInput]], want: Want, left_padding: list[int] | None
+    ) -> list[WireTensor | None]:
         """Kept here, on the loop: a user who gives up at this very moment must not leave it to the servers."""
-        self._session = await self._connection.swarm.start_session(
-            self._model, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=dtype
+        if self.max_length is None:
+            raise BadInput("the session does not know its max_length yet")
+        session = self._session = self._connection.swarm.new_session(
+            self._model, max_tokens=self.max_length, max_rows=hidden.shape[-3], wire_dtype=wire_dtype(hidden.dtype)
         )
+        try:
+            return await session.begin(partial(cut, session), want=want, left_padding=left_padding)
+        finally:
+            if session.is_closed:  # it could not start: the next call begins anew
+                self._session = None
 
 
 class SessionCache(LocalCache):

@@ -8,7 +8,7 @@ What is decided lies in `client/recovery.py`; when and why is `client/session.py
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
@@ -109,6 +109,9 @@ class Ring:
         """Servers that are built up beside the route."""
         self.progress = asyncio.Event()
         """Set when one of those has come further."""
+        self.on_head_reached: Callable[[], None] | None = None
+        """Called while the first route is being opened, as soon as steps can be pushed to its head: if all of its
+        servers have said before what they take, nothing has to wait for `Opened`."""
         self._swarm = swarm
         self._model = model
         self._listener = listener
@@ -125,8 +128,9 @@ class Ring:
         return self.segments.heads
 
     @property
-    def opened(self) -> list[wire.Opened]:
-        return [hop.opened for hop in self.hops if hop.opened is not None]
+    def terms(self) -> list[wire.Opened]:
+        """What the servers of the route take."""
+        return [hop.terms for hop in self.hops if hop.terms is not None]
 
     def close(self) -> None:
         """Give the session's place on every server back."""
@@ -304,7 +308,7 @@ class Ring:
         ends = self._ends()
         answers, connections = await asyncio.gather(
             asyncio.gather(*(hop.open(ask) for hop, ask in zip(hops, asks, strict=True)), return_exceptions=True),
-            asyncio.gather(*(hop.connect() for hop in ends), return_exceptions=True),
+            asyncio.gather(self._reach_head(ends[0]), *(hop.connect() for hop in ends[1:]), return_exceptions=True),
         )
         for hop, outcome in [*zip(hops, answers, strict=True), *zip(ends, connections, strict=True)]:
             if isinstance(outcome, MAY_DO_ELSEWHERE):
@@ -314,6 +318,11 @@ class Ring:
         if self._exact:
             self._check_lengths(places, opened_all)
         return [Held(opened.cached_tokens, opened.last_step_no, opened.journal_from) for opened in opened_all]
+
+    async def _reach_head(self, head: Hop) -> None:
+        await head.connect()
+        if self.version == 0 and self.on_head_reached is not None and len(self.terms) == len(self.hops):
+            self.on_head_reached()
 
     def _check_lengths(self, places: Sequence[Place], opened_all: Sequence[wire.Opened]) -> None:
         """Steps that were taken once are repeated as they were: a server that takes only shorter ones will not do."""

@@ -13,7 +13,7 @@ that waits (`mending.py`), and its output comes as if nothing had been.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from corolla.client.config import ClientConfig
@@ -117,15 +117,15 @@ class Session:
     @property
     def max_chunk_tokens(self) -> int:
         """Most positions × rows that every server of the route takes in one step."""
-        return min(opened.max_chunk_tokens for opened in self._ring.opened)
+        return min(opened.max_chunk_tokens for opened in self._ring.terms)
 
     @property
     def max_chunk_bytes(self) -> int:
-        return min(opened.window_bytes for opened in self._ring.opened)
+        return min(opened.window_bytes for opened in self._ring.terms)
 
     @property
     def prefill_in_chunks(self) -> bool:
-        return all(opened.prefill_in_chunks for opened in self._ring.opened)
+        return all(opened.prefill_in_chunks for opened in self._ring.terms)
 
     @property
     def is_exact(self) -> bool:
@@ -149,7 +149,7 @@ class Session:
 
     @property
     def needs_token_ids(self) -> bool:
-        return any(opened.needs_token_ids for opened in self._ring.opened)
+        return any(opened.needs_token_ids for opened in self._ring.terms)
 
     async def start(self) -> None:
         """Find the route and open every hop. Raises NoRoute, Refused or HopFailed; then nothing is held."""
@@ -158,6 +158,38 @@ class Session:
         except BaseException:
             self.close()
             raise
+        if self._is_closed:  # meanwhile, by its owner; some servers may have been reached after that
+            self._ring.close()
+            raise BadInput("the session was closed while it began")
+        log.info("route", extra={"hops": ", ".join(f"{short(h.peer_id)} {h.start}:{h.end}" for h in self.route)})
+
+    async def begin(
+        self, cut: Callable[[], Sequence[StepInput]], *, want: wire.Want, left_padding: list[int] | None = None
+    ) -> list[WireTensor | None]:
+        """`start`, and `run` what `cut` gives once the route is known.
+
+        Its first steps follow right behind `Open` where all servers of the route have told this client before what
+        they take; elsewhere they wait for the answers. Raises what the two raise; `is_closed` says of which.
+        """
+        async with self._lock:
+
+            def begin_early() -> None:
+                self._admit(inputs := cut())
+                self._steps.begin(inputs, want, left_padding)
+                self._push()
+
+            self._ring.on_head_reached = begin_early
+            try:
+                await self.start()
+            except BaseException:
+                self._steps.abandon()
+                raise
+            finally:
+                self._ring.on_head_reached = None
+            if not self._steps.pending:
+                self._admit(inputs := cut())
+                self._steps.begin(inputs, want, left_padding)
+            return await self._finish()
 
     def trim(self, num_tokens: int) -> None:
         """Forget all positions from `num_tokens` on. Costs nothing: it rides on the next step."""
@@ -193,23 +225,14 @@ class Session:
         async with self._lock:
             if self._is_closed:
                 raise BadInput("the session is closed; open another")
-            self._steps.check(inputs)
-            num_bytes = sum(entry.hidden.nbytes for entry in inputs)
-            self._journals.claim(self, num_bytes * len(self._ring.heads))
+            self._admit(inputs)
             try:
                 await self._prepare()
-                self._steps.begin(inputs, want, left_padding)
-                await self._drive()
             except BaseException:
                 self._is_dirty = True
-                self._steps.abandon()
                 raise
-            done = self._steps.commit()
-            self.chunk_timings = [pending.output.timings for pending in done if pending.output is not None]
-            self.timings = self.chunk_timings[-1]
-            later = asyncio.get_running_loop().call_later
-            later(NOTE_TIMES_S, self._note_times, self._ring.places, self.timings, done[-1].num_tokens)
-            return [None if pending.output is None else pending.output.hidden for pending in done]
+            self._steps.begin(inputs, want, left_padding)
+            return await self._finish()
 
     def close(self) -> None:
         """Give the session's place on every server back. May be called twice."""
@@ -218,7 +241,39 @@ class Session:
         self._mover.close()
         self._ring.close()
 
+    @property
+    def is_closed(self) -> bool:
+        """Nothing is held on any server, and nothing can be run any more."""
+        return self._is_closed
+
     # --- a run
+
+    def _admit(self, inputs: Sequence[StepInput]) -> None:
+        """Raises BadInput for what cannot fit, Overloaded where all sessions keep too much."""
+        self._steps.check(inputs)
+        num_bytes = sum(entry.hidden.nbytes for entry in inputs)
+        self._journals.claim(self, num_bytes * len(self._ring.heads))
+
+    async def _finish(self) -> list[WireTensor | None]:
+        """Drive the steps that were begun until all are answered; what they gave."""
+        try:
+            await self._drive()
+        except BaseException:
+            self._is_dirty = True
+            self._steps.abandon()
+            raise
+        done = self._steps.commit()
+        self.chunk_timings = [pending.output.timings for pending in done if pending.output is not None]
+        self.timings = self.chunk_timings[-1]
+        later = asyncio.get_running_loop().call_later
+        later(NOTE_TIMES_S, self._note_times, self._ring.places, self.timings, done[-1].num_tokens)
+        return [None if pending.output is None else pending.output.hidden for pending in done]
+
+    def _push(self) -> None:
+        """What the window allows."""
+        while (pending := self._steps.next_to_push()) is not None:
+            self._ring.push(pending, 0, pending.step.hidden)
+            pending.is_pushed = True
 
     async def _prepare(self) -> None:
         if self._is_dirty:
@@ -234,9 +289,7 @@ class Session:
             if self._mender.has_faults:
                 await self._mender.mend()
                 continue
-            while (pending := self._steps.next_to_push()) is not None:
-                self._ring.push(pending, 0, pending.step.hidden)
-                pending.is_pushed = True
+            self._push()
             if not await self._has_news():
                 await self._mender.on_quiet()
 

@@ -20,7 +20,7 @@ from corolla.client.journals import Journals
 from corolla.client.router import Router, ServedModel
 from corolla.client.session import Session
 from corolla.errors import BadInput, HopFailed, MissingBlocks
-from corolla.ids import Fingerprint, PeerId, short
+from corolla.ids import Fingerprint, PeerId
 from corolla.net.liveness import PeerLife
 from corolla.net.streams import Transport
 from corolla.swarm.route import Route
@@ -80,12 +80,17 @@ class Swarm:
         self, model: ServedModel, *, max_tokens: int, max_rows: int = 1, wire_dtype: DType = "float32"
     ) -> Session:
         """Like `open_session`, for owners that close it themselves."""
+        session = self.new_session(model, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=wire_dtype)
+        await session.start()
+        return session
+
+    def new_session(
+        self, model: ServedModel, *, max_tokens: int, max_rows: int = 1, wire_dtype: DType = "float32"
+    ) -> Session:
+        """One that holds nothing yet: its owner calls `start`, or `begin` with what it runs first."""
         if max_tokens < 1 or max_rows < 1:
             raise BadInput(f"a session needs at least one token and one row, not {max_tokens} and {max_rows}")
-        session = Session(self, model, self.config, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=wire_dtype)
-        await session.start()
-        log.info("route", extra={"hops": ", ".join(f"{short(h.peer_id)} {h.start}:{h.end}" for h in session.route)})
-        return session
+        return Session(self, model, self.config, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=wire_dtype)
 
     # --- what sessions need (`SwarmAccess`)
 

@@ -16,6 +16,7 @@ import logging
 import random
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -31,12 +32,15 @@ from corolla.ids import PeerId
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.transport import identity_of
+from corolla.wire.tensors import WireTensor
 
 log = logging.getLogger(__name__)
 
 NUM_BLOCKS = 6
 CONFIG = ClientConfig(wait_for_servers_s=300.0, step_timeout_s=240.0, shun_s=20.0)
 LIVES_PER_REPEATED = 4
+ANEW = 0.15
+"""Of the runs, those that begin another session."""
 SETTLE_S = 15.0
 """Long enough after a life for the silent to be found dead."""
 
@@ -99,12 +103,17 @@ async def _story(life: Life) -> None:
 
 
 async def _write(client: Swarm, swarm: MemorySwarm, rng: random.Random, life: Life) -> None:
-    """One session: prefills, single steps, trims and row gathers, each output compared."""
-    rows = [[] for _ in range(rng.randint(1, 2))]
+    """Sessions one after another: prefills, single steps, trims and row gathers, each output compared."""
+    rows: list[list[int]] = [[] for _ in range(rng.randint(1, 2))]
     session = await _start(client, swarm)
     try:
         for _ in range(rng.randint(4, 16)):
-            rows = await _one_run(session, rng, rows)
+            if rng.random() < ANEW:
+                life.recoveries += session.recoveries
+                session.close()
+                session, rows = await _begin(client, swarm, rng)
+            else:
+                rows = await _one_run(session, rng, rows)
             life.steps += 1
             if rng.random() < 0.5:
                 await asyncio.sleep(rng.uniform(0, 2))
@@ -125,6 +134,26 @@ async def _start(client: Swarm, swarm: MemorySwarm) -> Session:
             await asyncio.sleep(1)
 
 
+async def _begin(client: Swarm, swarm: MemorySwarm, rng: random.Random) -> tuple[Session, list[list[int]]]:
+    """A session whose first steps go right behind `Open`, and what it holds then."""
+    news = _news(rng, rng.randint(1, 2))
+    inputs = [StepInput(hidden_of(new), len(new[0])) for new in news]
+    deadline = loop_time() + CONFIG.wait_for_servers_s
+    while True:
+        session = client.new_session(swarm.model, max_tokens=200, max_rows=3)
+        try:
+            outputs = await session.begin(lambda: inputs, want="all")
+        except (HopFailed, NoRoute, Refused):
+            if not session.is_closed or loop_time() > deadline:
+                raise
+            await asyncio.sleep(1)
+        except BaseException:
+            session.close()
+            raise
+        else:
+            return session, _checked(session, [[] for _ in news[0]], news, outputs)
+
+
 async def _one_run(session: Session, rng: random.Random, rows: list[list[int]]) -> list[list[int]]:
     if rows[0] and rng.random() < 0.15:
         keep = rng.randint(1, len(rows[0]))
@@ -134,15 +163,26 @@ async def _one_run(session: Session, rng: random.Random, rows: list[list[int]]) 
         order = [rng.randrange(len(rows)) for _ in range(rng.randint(1, 3))]
         session.gather(order)
         rows = [list(rows[index]) for index in order]
+    news = _news(rng, len(rows))
+    outputs = await session.run([StepInput(hidden_of(new), len(new[0])) for new in news], want="all")
+    return _checked(session, rows, news, outputs)
+
+
+def _news(rng: random.Random, num_rows: int) -> list[list[list[int]]]:
+    """The inputs of a run: for each step, for each row, its numbers."""
     chunks = [rng.choice((1, 1, 1, 3, 5)) for _ in range(rng.choice((1, 1, 1, 4)))]
-    news = [[[rng.getrandbits(32) for _ in range(size)] for _ in rows] for size in chunks]
-    outputs = await session.run(
-        [StepInput(hidden_of(new), size) for new, size in zip(news, chunks, strict=True)], want="all"
-    )
+    return [[[rng.getrandbits(32) for _ in range(size)] for _ in range(num_rows)] for size in chunks]
+
+
+def _checked(
+    session: Session, rows: list[list[int]], news: list[list[list[int]]], outputs: Sequence[WireTensor | None]
+) -> list[list[int]]:
+    """The rows with what is new, once the outputs are found to be right."""
     begin = len(rows[0])
     rows = [row + [number for new in news for number in new[index]] for index, row in enumerate(rows)]
     right = [whole_model(NUM_BLOCKS, row) for row in rows]
-    for size, output in zip(chunks, outputs, strict=True):
+    for new, output in zip(news, outputs, strict=True):
+        size = len(new[0])
         expected = [number for row in right for number in row[begin : begin + size]]
         begin += size
         if output is None or numbers_of(output) != expected:
