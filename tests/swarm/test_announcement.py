@@ -51,6 +51,7 @@ HONEST = Announcement(
     announced_at=1_800_000_000.0,
     commit="0123456789abcdef0123456789abcdef01234567",
     inflows={"KooWbefor1": 12_500_000},
+    position_bytes=8192,
 )
 
 
@@ -125,6 +126,9 @@ NONSENSE: list[tuple[str, Any]] = [
     ("inflows", {"peer": 1e6 + 0.5}),
     ("inflows", {"\x1b": 1}),
     ("inflows", {f"peer{number}": 1 for number in range(9)}),
+    ("position_bytes", -1),
+    ("position_bytes", (1 << 24) + 1),
+    ("position_bytes", 0.5),
 ]
 
 

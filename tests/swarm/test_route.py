@@ -136,6 +136,18 @@ def test_a_thin_link_costs_what_the_activations_take_on_it() -> None:
     assert hops(route([a, wide, thin], 4, cost=replace(EXACT, activation_bytes=100))) == [("A", 0, 2), ("thin", 2, 4)]
 
 
+def test_a_thin_link_costs_by_what_one_position_of_this_model_takes() -> None:
+    a = server("A", 0, 2, 0.02)
+    known = server("wide", 2, 4, 0.03, inflows={"A": 100_000_000}), server("thin", 2, 4, 0.02, inflows={"A": 1_000_000})
+    large, small = ([replaced(server, position_bytes=size) for server in known] for size in (65_536, 2_048))
+    assert hops(route([a, *large], 4)) == [("A", 0, 2), ("wide", 2, 4)]
+    assert hops(route([a, *small], 4)) == [("A", 0, 2), ("thin", 2, 4)]
+    servers = [a, large[1]]
+    price = price_route(View.of(servers), route(servers, 4).hops, EXACT, tokens_needed=100)
+    assert price is not None
+    assert price.hops[1].transfer_s == pytest.approx(0.065536)
+
+
 def test_an_unannounced_delay_between_servers_is_the_way_through_the_client() -> None:
     found = route([server("A", 0, 2, 0.02), server("B", 2, 4, 0.06)], 4)
     assert found.cost_s == pytest.approx(0.01 + 0.018 + (0.01 + 0.03) + 0.018 + 0.03)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,7 @@ import msgspec
 
 from corolla import __version__
 from corolla.clock import loop_time
+from corolla.errors import SwarmError
 from corolla.ids import Fingerprint
 from corolla.net.streams import Transport
 from corolla.server.announcer import Announcer
@@ -26,6 +27,7 @@ from corolla.server.publisher import Lifetimes, read_living
 from corolla.server.runner import SpanRunner
 from corolla.swarm.announcement import MAX_ADDRESSES, Announcement, State, clean_name
 from corolla.swarm.watch import Watcher
+from corolla.wire.tensors import ITEM_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +50,12 @@ class ServedSpan:
 async def serve_span(
     transport: Transport, runner: SpanRunner, executor: Executor, config: ServerConfig, served: ServedSpan, *,
     rng: random.Random | None = None, placement: Placement | None = None,
+    on_broken: Callable[[SwarmError], None] = lambda _broken: None,
 ) -> AsyncIterator[Handler]:  # fmt: skip
     """Answer requests on an open transport, announced, while the block lasts.
 
-    `rng` spreads what is periodic. `placement`: the server may move to other blocks; None: it stays.
+    `rng` spreads what is periodic. `placement`: the server may move to other blocks; None: it stays. `on_broken`: told
+    when what keeps the server announced, measured or placed has failed: nobody would find it any more.
     """
     pool, watcher = CachePool(config.cache_tokens), Watcher(transport, served.fingerprint)
     handler = Handler(
@@ -76,19 +80,19 @@ async def serve_span(
         view=lambda: watcher.view,
         rng=rng,
     )
-    work = [announcer.keep_announced, followers.keep_measured]
+    work = {"keep_announced": announcer.keep_announced, "keep_measured": followers.keep_measured}
     if placement is not None:
         read = partial(read_living, transport, watcher, Lifetimes(config.announce_period_s, config.record_lifetime_s))
         mover = Mover(handler, claim, read, announcer.announce, placement, drain_timeout_s=config.drain_timeout_s)
-        work.append(partial(mover.keep_placed, transport.peer))
+        work["keep_placed"] = partial(mover.keep_placed, transport.peer)
     keepers: list[asyncio.Task[None]] = []
     try:
         await handler.start()
         if not await announcer.announce():
             log.warning("the announcement is not kept by any other peer yet")
-        keepers += [asyncio.create_task(keep()) for keep in work]
+        keepers += [asyncio.create_task(keep(), name=name) for name, keep in work.items()]
         for keeper in keepers:
-            keeper.add_done_callback(_tell_failure)
+            keeper.add_done_callback(partial(_tell_failure, on_broken))
         yield handler
     finally:
         for keeper in keepers:
@@ -102,9 +106,11 @@ async def serve_span(
         await executor.close()
 
 
-def _tell_failure(keeper: "asyncio.Task[None]") -> None:
+def _tell_failure(on_broken: Callable[[SwarmError], None], keeper: "asyncio.Task[None]") -> None:
     if not keeper.cancelled() and (failure := keeper.exception()) is not None:
-        log.error("a task that should never end has failed", exc_info=failure)
+        what = keeper.get_name()
+        log.error("a task that should never end has failed: %s", what, exc_info=failure)
+        on_broken(SwarmError(f"{what} has failed ({type(failure).__name__}); without it this server is of no use"))
 
 
 def _announcement(
@@ -123,6 +129,7 @@ def _announcement(
         start=span.start,
         end=span.stop,
         dtype=facts.dtype,
+        position_bytes=facts.hidden_size * ITEM_BYTES[facts.dtype],
         announced_at=transport.wall_time(),
         decode_tokens_per_s=handler.meter.decode_tokens_per_s,
         prefill_tokens_per_s=handler.meter.prefill_tokens_per_s,

@@ -32,6 +32,7 @@ UNREACHABLE_RTT_S: Final = 3600.0
 """Announced of a server that did not answer: longer than any real round trip."""
 MAX_INFLOWS: Final = 8
 MAX_BYTES_PER_S: Final = 1 << 40
+MAX_POSITION_BYTES: Final = 1 << 24
 MAX_ADDRESSES: Final = 4
 MAX_ADAPTERS: Final = 8
 
@@ -45,6 +46,7 @@ Block = Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]
 Speed = Annotated[float, Meta(ge=0, le=1e12)]
 WallTime = Annotated[float, Meta(ge=0, le=1e11)]
 BytesPerS = Annotated[int, Meta(ge=1, le=MAX_BYTES_PER_S)]
+PositionBytes = Annotated[int, Meta(ge=0, le=MAX_POSITION_BYTES)]
 Commit = Annotated[str, Meta(pattern=r"^(?:[0-9a-f]{40})?\Z")]
 Address = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -87,6 +89,8 @@ class Announcement(Struct, frozen=True, kw_only=True, array_like=True):
     """The server goes where the swarm needs it; else it stays where its owner has put it."""
     inflows: Annotated[dict[ShortPeer, BytesPerS], Meta(max_length=MAX_INFLOWS)] = {}
     """Bytes a second that come from servers before this one, by `short_peer`, as real work has shown."""
+    position_bytes: PositionBytes = 0
+    """What one position's hidden states take on the wire, in the dtype of the blocks; 0: it does not say."""
 
     def encode(self) -> bytes:
         """The record's value. When there are too many bytes, the fastest of `inflows` go first, then round trips (the

@@ -25,7 +25,7 @@ class CostModel:
     unreachable_s: float = 5.0
     """Most that one way of any link costs: slow beats no route (predecessor: 5 s)."""
     activation_bytes: float = 16_384.0
-    """What a decode step carries from server to server: one token of a 70B model in bf16 (of an 8B model, half)."""
+    """What a decode step carries to a server that does not say: one token of a 70B model in bf16 (of an 8B, half)."""
     unknown_tokens_per_s: float = 300.0
     """Assumed of one block on a server that has not measured itself (predecessor: 300)."""
     near_tie: float = 0.05
@@ -59,9 +59,13 @@ def between_s(cost: CostModel, view: View, server: ServerView, following: Server
 
 
 def transfer_s(cost: CostModel, server: ServerView, following: ServerView) -> float:
-    """Seconds that a step's activations take through the link, by what the second has seen come from the first."""
-    bytes_per_s = following.announcement.inflows.get(short_peer(server.peer))
-    return 0.0 if bytes_per_s is None else min(cost.activation_bytes / bytes_per_s, cost.unreachable_s)
+    """Seconds that a decode step's activations take through the link, by what the second has seen come from the first,
+    and by its model's size. A prompt of so many tokens takes as many times that, once."""
+    said = following.announcement
+    bytes_per_s = said.inflows.get(short_peer(server.peer))
+    if bytes_per_s is None:
+        return 0.0
+    return min((said.position_bytes or cost.activation_bytes) / bytes_per_s, cost.unreachable_s)
 
 
 def queue_s(server: ServerView) -> float:
