@@ -16,9 +16,11 @@ from corolla.apps.gateway.sampling import Sampling
 from corolla.client.router import ServedModel
 from corolla.errors import BadInput
 from corolla.models.checkpoint import Checkpoint
+from corolla.models.disk_cache import Say
 from corolla.models.source import open_model_source
 from corolla.models.source_options import SourceOptions
 from corolla.models.tensors import TORCH_DTYPES
+from corolla.models.transfer import Progress
 from corolla.wire.tensors import DType
 
 UNKNOWN_CONTEXT_TOKENS: Final = 8192
@@ -50,12 +52,18 @@ class GatewayModel:
         return template if isinstance(template, str) else None
 
 
-def load_models(names: Sequence[str], *, dtype: str | None, source: SourceOptions) -> dict[str, GatewayModel]:
-    """Local halves by display name. Raises BadInput for a model that cannot be read, or one named twice."""
+def load_models(
+    names: Sequence[str], *, dtype: str | None, source: SourceOptions, progress: Progress, say: Say
+) -> dict[str, GatewayModel]:
+    """Local halves by display name. Raises BadInput for a model that cannot be read, or one named twice.
+
+    `progress` is told how a download goes and may end it, `say` what else takes long.
+    """
     chosen = None if dtype is None else TORCH_DTYPES[cast("DType", dtype)]
     models: dict[str, GatewayModel] = {}
     for name in names:
-        model = load_model(open_model_source(name, source, has_tokenizer=True), dtype=chosen)
+        checkpoint = open_model_source(name, source, has_tokenizer=True, progress=progress, say=say)
+        model = load_model(checkpoint, dtype=chosen)
         if model.name in models:
             raise BadInput(f"two models are called {model.name}: a request could not say which one it means")
         models[model.name] = model

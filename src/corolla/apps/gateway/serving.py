@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from corolla.client.config import ClientConfig
 from corolla.client.swarm import join_swarm
 from corolla.errors import BadInput, SwarmError
 from corolla.models.source_options import SourceOptions
+from corolla.models.transfer import TellSometimes, WhileWanted
 from corolla.net.libp2p.addresses import HostPort
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.transport import open_transport
@@ -61,8 +63,10 @@ async def run_gateway(
     async with AsyncExitStack() as stack:
         own = stack.enter_context(bind(options.listen))
         transport = await stack.enter_async_context(open_transport(network))
+        is_left = threading.Event()  # a thread that downloads cannot be cancelled, and the process would wait for it
+        stack.callback(is_left.set)
         # The daemon comes up and joins while torch is imported and the local halves are read.
-        loading = asyncio.create_task(asyncio.to_thread(partial(_load, options)))
+        loading = asyncio.create_task(asyncio.to_thread(partial(load_while_wanted, options, is_left)))
         swarm = await stack.enter_async_context(join_swarm(transport, peers, client))
         models = await loading
 
@@ -98,10 +102,12 @@ async def run_gateway(
                 raise SwarmError(f"{what} ended by itself") from ended.exception()
 
 
-def _load(options: GatewayOptions) -> "dict[str, GatewayModel]":
+def load_while_wanted(options: GatewayOptions, is_left: threading.Event) -> "dict[str, GatewayModel]":
+    """Local halves by display name; a download is logged, and ended with SwarmError once `is_left` is set."""
     from corolla.apps.gateway.models import load_models
 
-    return load_models(options.models, dtype=options.dtype, source=options.source)
+    progress = WhileWanted(TellSometimes(log.info), is_left)
+    return load_models(options.models, dtype=options.dtype, source=options.source, progress=progress, say=log.info)
 
 
 async def owner_of(request: Request) -> str:
