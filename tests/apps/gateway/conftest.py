@@ -19,6 +19,7 @@ from corolla.apps.gateway.app import create_app
 from corolla.apps.gateway.config import GatewayConfig
 from corolla.apps.gateway.gateway import Gateway
 from corolla.apps.gateway.http_server import bind, serving, url_of
+from corolla.apps.gateway.lingering import Linger
 from corolla.apps.gateway.models import GatewayModel, load_model
 from corolla.apps.gateway.observer import Observer
 from corolla.apps.gateway.pages import page_routes
@@ -154,6 +155,7 @@ async def open_front(
     spans: tuple[str, ...] = ("0:3", "3:6"),
     cache_tokens: int = 16384,
     head_timeout_s: float = 10.0,
+    linger: Linger | None = None,
     **config: Any,
 ) -> AsyncIterator[Front]:
     checkpoint = open_checkpoint(directory)
@@ -174,7 +176,7 @@ async def open_front(
         own = stack.enter_context(bind(HostPort("ip4", "127.0.0.1", 0)))
         observer = Observer(await swarm.join("observer", is_client=True))
         app = create_app(gateway, [*page_routes(), *state_routes(observer, gateway.traces, owner_of)])
-        await stack.enter_async_context(serving(app, own, head_timeout_s=head_timeout_s))
+        await stack.enter_async_context(serving(app, own, head_timeout_s=head_timeout_s, linger=linger or Linger()))
         url = url_of(own)
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
         yield Front(

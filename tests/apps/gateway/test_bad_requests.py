@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from corolla.apps.gateway.keys import KeyRing, line_for, load_keys, new_key
+from corolla.apps.gateway.lingering import Linger
 from corolla.errors import BadInput
 
 Fronts = Callable[..., Any]
@@ -163,10 +164,11 @@ def test_a_body_too_large_or_too_slow_is_ended(front: Fronts) -> None:
             yield b" " * 65536
 
     async def told() -> None:
-        async with front(max_body_bytes=1 << 20, body_timeout_s=0.5) as it:
+        async with front(max_body_bytes=1 << 20, body_timeout_s=0.5, linger=Linger(max_bytes=80 << 20)) as it:
             kind = {"content-type": "application/json"}
-            error = await refused(it, CHAT, 413, content=b" " * (2 << 20), headers=kind)
-            assert error["code"] == "request_too_large"
+            for size in (2, 50):
+                error = await refused(it, CHAT, 413, content=b" " * (size << 20), headers=kind)
+                assert error["code"] == "request_too_large"
             with pytest.raises(httpx.HTTPError):
                 await it.http.post(CHAT, content=endless(), headers=kind)
             host, port = it.url.removeprefix("http://").split(":")

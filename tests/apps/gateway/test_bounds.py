@@ -68,17 +68,23 @@ async def _hello(_scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def test_connections_beyond_the_bound_are_hung_up_though_they_say_nothing() -> None:
+def test_connections_beyond_the_bound_are_told_so_and_far_beyond_it_hung_up_though_they_say_nothing() -> None:
     async def story() -> None:
         with bind(HostPort("ip4", "127.0.0.1", 0)) as own:
-            async with serving(_hello, own, most=3):
-                callers = [await asyncio.open_connection(*own.getsockname()) for _ in range(4)]
-                refused, _ = callers[-1]
+            async with serving(_hello, own, most=2):
+                callers = [await asyncio.open_connection(*own.getsockname()) for _ in range(5)]
+                refused, _ = callers.pop()
                 with contextlib.suppress(ConnectionResetError):  # so it may look, too
                     assert await asyncio.wait_for(refused.read(), 20) == b""
-                reader, writer = callers[0]
-                writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
-                assert await asyncio.wait_for(reader.readline(), 20) == b"HTTP/1.1 200 OK\r\n"
+                for status in (b"503 Service Unavailable", b"503 Service Unavailable", b"200 OK"):  # 4, 3, 2
+                    reader, writer = callers.pop()
+                    writer.write(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+                    answer = await asyncio.wait_for(reader.read(), 20)
+                    assert answer.startswith(b"HTTP/1.1 " + status)
+                    if status.startswith(b"503"):
+                        assert b'"code":"too_many_connections"' in answer
+                        assert b"retry-after: " in answer
+                    writer.close()
                 for _, other in callers:
                     other.close()
 

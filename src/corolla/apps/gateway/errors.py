@@ -6,7 +6,8 @@
 408 request_timeout           the body did not come in time
 413 request_too_large
 429 rate_limit_exceeded       the key's rate, its concurrency, or the queue is full; `Retry-After` says when
-503 missing_blocks            nothing covers the model, `blocks` says what is missing; swarm_busy, swarm_failed
+503 missing_blocks            nothing covers the model, `blocks` says what is missing; swarm_busy, swarm_failed;
+                              too_many_connections
 500 internal_error            ours: logged here, told to nobody
 """
 

@@ -1,7 +1,8 @@
 """The HTTP server: uvicorn on the gateway's own event loop, with bounds on what a caller may hold without asking.
 
 uvicorn waits for ever for a request's head that comes in drips. Here a connection without a request under way has
-`head_timeout_s` for the next one; heads are at most 64 KB, connections so many.
+`head_timeout_s` for the next one; heads are at most 64 KB, connections so many. What cannot be answered at all is told
+so in the API's own shape.
 """
 
 import asyncio
@@ -9,13 +10,15 @@ import contextlib
 import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from corolla.apps.gateway.errors import RETRY_BUSY_S, ApiError, bad_request
+from corolla.apps.gateway.lingering import FrankConnection, Linger, LingeringTransport
 from corolla.errors import BadInput
 from corolla.net.libp2p.addresses import HostPort
 
@@ -30,33 +33,59 @@ KEEP_ALIVE_S: Final = 30
 
 
 class _ImpatientProtocol(H11Protocol):
-    """Closes a connection that asks for nothing."""
+    """Closes a connection that asks for nothing; lets one that has its answer say the rest (see `lingering`)."""
 
     head_timeout_s: ClassVar[float] = 10.0
     most: ClassVar[int] = 2 * MAX_CONNECTIONS
+    linger: ClassVar[Linger] = Linger()
     _deadline: asyncio.TimerHandle | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = self._frank = FrankConnection(h11.SERVER, MAX_HEAD_BYTES)
+
     def connection_made(self, transport: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - theirs
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, lambda: self._frank.is_midway, self.linger)
+        super().connection_made(cast("asyncio.Transport", self._lingering))
         self._watch()
         if len(self.connections) > self.most:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._lingering.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering.is_lingering:
+            self._lingering.drop(len(data))
+            return
         super().data_received(data)
         if self._is_asked:
             self._unwatch()
         else:
             self._watch()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if not self.transport.is_closing() and self.conn.their_state is h11.SEND_BODY:
-            self.transport.close()  # answered before the whole body came (too large, too slow): no more of it
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be read as HTTP gets the shape that any other error has."""
+        if self._is_asked:  # it was the body that could not be read
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            answer = bad_request(f"{msg} A head is at most {MAX_HEAD_BYTES} bytes.", code="invalid_http").response()
+            for event in (
+                h11.Response(status_code=400, headers=answer.raw_headers, reason=b"Bad Request"),
+                h11.Data(data=bytes(answer.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def shutdown(self) -> None:
+        if self._lingering.is_lingering:
+            self._lingering.end()
+        else:
+            super().shutdown()
 
     @property
     def _is_asked(self) -> bool:
@@ -103,13 +132,22 @@ def bind(address: HostPort) -> socket.socket:
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, own: socket.socket, *, head_timeout_s: float = 10.0, most: int = 2 * MAX_CONNECTIONS
-) -> AsyncGenerator["asyncio.Task[None]"]:
+    app: ASGIApp, own: socket.socket, *,
+    head_timeout_s: float = 10.0, most: int = MAX_CONNECTIONS, linger: Linger = _ImpatientProtocol.linger,
+) -> AsyncGenerator["asyncio.Task[None]"]:  # fmt: skip
     """The application answers on this socket for as long as the block lasts; the task ends only if the server fails."""
-    protocol = type("_Protocol", (_ImpatientProtocol,), {"head_timeout_s": head_timeout_s, "most": most})
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if len(server.server_state.connections) > most:
+            crowded = ApiError(503, "too many connections at once", "too_many_connections", retry_after_s=RETRY_BUSY_S)
+            await crowded.response()(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    bounds = {"head_timeout_s": head_timeout_s, "most": 2 * most, "linger": linger}
     config = uvicorn.Config(
-        app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-        limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=GRACE_S,
+        answer, http=type("_Protocol", (_ImpatientProtocol,), bounds), ws="none", lifespan="off", log_config=None,
+        access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES, proxy_headers=False,
     )  # fmt: skip
     server = _Server(config)

@@ -4,7 +4,6 @@ Logs say method, path, status and time; nothing of what was asked or answered.
 """
 
 import asyncio
-import contextlib
 import logging
 from http import HTTPStatus
 from typing import Final
@@ -23,8 +22,6 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready", "/openapi.json"})
 """Answered without a key: they say nothing of anybody."""
 GUARDED: Final = ("/v1/", "/api/", "/metrics")
 MAX_HEADER_CHARS: Final = 512
-DRAIN_BYTES: Final = 16 << 20
-DRAIN_S: Final = 3.0
 
 
 class Guard:
@@ -55,8 +52,6 @@ class Guard:
                 raise
             answer = _as_told(error, scope) if isinstance(error, HTTPException) else as_api_error(error)
             self._gateway.metrics.refusals.labels(answer.code or str(answer.status)).inc()
-            if answer.status == 413:
-                await _drain(receive)
             await answer.response()(scope, receive, counted)
         finally:
             self._gateway.metrics.requests.labels(_endpoint(scope), str(status or 499)).inc()
@@ -134,18 +129,6 @@ def _bounded(receive: Receive, max_bytes: int, timeout_s: float) -> Receive:
         return message
 
     return bounded
-
-
-async def _drain(receive: Receive) -> None:
-    """Take some more of a body that is too large: else the caller's side breaks before it can read our answer."""
-    left = DRAIN_BYTES
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DRAIN_S):
-            while left > 0:
-                message = await receive()
-                if message["type"] != "http.request" or not message.get("more_body", False):
-                    return
-                left -= len(message.get("body", b""))
 
 
 def _too_large(most: int) -> ApiError:
