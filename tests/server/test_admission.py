@@ -74,6 +74,27 @@ def test_many_names_at_one_address_share_its_rate() -> None:
     caps.admit_open(caps.guest(PeerId("unknown"), None), 1, 0.0)
 
 
+def test_new_routes_of_held_sessions_have_a_rate_of_their_own_by_peer_and_by_address() -> None:
+    caps = Admission(AdmissionLimits(peer_routes=Rate(per_s=1, burst=3), group_routes=Rate(per_s=1, burst=4)))
+    busy, next_door = caps.guest(PeerId("busy"), "192.0.2.1"), caps.guest(PeerId("next door"), "192.0.2.2")
+    for _ in range(3):
+        caps.admit_route(busy, 0.0)
+    with pytest.raises(Overloaded, match="new routes by one client"):
+        caps.admit_route(busy, 0.0)
+    caps.admit_open(busy, 1, 0.0)
+    caps.admit_route(next_door, 0.0)
+    with pytest.raises(Overloaded, match="new routes by one address"):
+        caps.admit_route(next_door, 0.0)
+    caps.admit_route(caps.guest(PeerId("elsewhere"), "198.51.100.1"), 0.0)
+
+
+def test_all_sessions_of_a_client_may_be_re_routed_at_once_and_more_than_once() -> None:
+    caps = Admission()
+    client = caps.guest(PeerId("client"), "192.0.2.1")
+    for _ in range(8 * caps.limits.sessions.peer):
+        caps.admit_route(client, 0.0)
+
+
 def test_the_caps_name_value_and_bound_and_take_nothing_when_they_refuse() -> None:
     caps = admission()
     guest = caps.guest(PeerId("a"), "192.0.2.1")

@@ -302,6 +302,24 @@ def test_more_sessions_than_allowed_are_refused_as_overload() -> None:
     run_virtual(story())
 
 
+def test_a_session_that_is_given_route_after_route_is_held_and_costs_no_more_than_the_rate() -> None:
+    async def scenario() -> None:
+        async with lab() as here, here.link() as link:
+            ask = here.ask()
+            session = await open_session(link, ask)
+            counted = here.handler.counters.refusals
+            routes = here.handler.admission.limits.peer_routes
+            for version in range(1, 3 * int(routes.burst)):
+                link.send(here.ask(session=ask.session, route_version=version))
+            await asyncio.sleep(0.5)
+            [held] = here.handler.sessions.values()
+            assert routes.burst <= held.state.route_version <= routes.burst + routes.per_s
+            assert counted["overloaded"] >= routes.burst
+            session.close()
+
+    run_virtual(scenario())
+
+
 def test_a_killed_client_gives_its_cache_back_at_once_and_a_frozen_one_after_the_heartbeats() -> None:
     async def story() -> None:
         async with lab() as here, here.link() as link:

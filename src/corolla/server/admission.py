@@ -5,6 +5,7 @@ a flood has many of them; its address groups are few (`net/groups.py`), so those
 is `Overloaded` with the value and the bound: the client takes another server.
 
     opens a second      a token bucket by peer and by group, so that a burst passes and a flood does not
+    routes a second     likewise: a session that is held may be given a new one, which costs about as much
     sessions            counted by peer, by group and in all
     leased tokens       counted likewise
     bytes in flight     counted likewise: of steps that have come and are not computed
@@ -45,6 +46,9 @@ class AdmissionLimits:
 
     peer_opens: Rate = field(default=Rate(per_s=20, burst=64))
     group_opens: Rate = field(default=Rate(per_s=80, burst=256))
+    peer_routes: Rate = field(default=Rate(per_s=64, burst=512))
+    group_routes: Rate = field(default=Rate(per_s=192, burst=1536))
+    """New routes of sessions that are held: all that may be, eight times at once, then each once a second."""
     sessions: Cap = field(default=Cap(peer=64, group=192, total=256))
     leased_tokens: Cap = field(default=Cap(peer=32_768, group=49_152, total=65_536))
     bytes_in_flight: Cap = field(default=Cap(peer=64 << 20, group=192 << 20, total=512 << 20))
@@ -114,6 +118,7 @@ class Admission:
         self.limits: Final = limits or AdmissionLimits()
         self._listed = listed
         self._peer_opens, self._group_opens = Buckets(self.limits.peer_opens), Buckets(self.limits.group_opens)
+        self._peer_routes, self._group_routes = Buckets(self.limits.peer_routes), Buckets(self.limits.group_routes)
         reserved = self.limits.reserved if listed else 0.0
         self.sessions: Final = Holdings("sessions", self.limits.sessions, reserved)
         self.leased_tokens: Final = Holdings("leased tokens", self.limits.leased_tokens, reserved)
@@ -125,7 +130,7 @@ class Admission:
 
     def admit_open(self, guest: Guest, tokens: int, now: float) -> None:
         """Take a session with a lease of `tokens` (positions × rows). Raises Overloaded; then nothing is held."""
-        self._count_open(guest, now)
+        _count_one("sessions opened", guest, self._peer_opens, self._group_opens, now)
         self.sessions.check(guest, 1)
         self.leased_tokens.take(guest, tokens)
         self.sessions.take(guest, 1)
@@ -135,15 +140,20 @@ class Admission:
         self.sessions.give_back(guest, 1)
         self.leased_tokens.give_back(guest, tokens)
 
-    def _count_open(self, guest: Guest, now: float) -> None:
-        if not self._peer_opens.take(guest.peer, now):
-            raise _too_often("one client", self.limits.peer_opens)
-        if guest.group is not None and not guest.is_listed and not self._group_opens.take(guest.group, now):
-            raise _too_often("one address", self.limits.group_opens)
+    def admit_route(self, guest: Guest, now: float) -> None:
+        """Count a new route of a session that is held. Raises Overloaded."""
+        _count_one("new routes", guest, self._peer_routes, self._group_routes, now)
 
 
-def _too_often(who: str, rate: Rate) -> Overloaded:
-    text = f"sessions opened by {who}: more than {rate.burst:g} at once and {rate.per_s:g} a second"
+def _count_one(what: str, guest: Guest, by_peer: Buckets, by_group: Buckets, now: float) -> None:
+    if not by_peer.take(guest.peer, now):
+        raise _too_often(f"{what} by one client", by_peer.rate)
+    if guest.group is not None and not guest.is_listed and not by_group.take(guest.group, now):
+        raise _too_often(f"{what} by one address", by_group.rate)
+
+
+def _too_often(what: str, rate: Rate) -> Overloaded:
+    text = f"{what}: more than {rate.burst:g} at once and {rate.per_s:g} a second"
     return Overloaded(text, value=f"over {rate.burst:g}", bound=f"{rate.per_s:g}/s")
 
 

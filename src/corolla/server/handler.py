@@ -197,6 +197,7 @@ class Handler:
         return None
 
     def _reopen(self, held: HostedSession, ask: wire.Open) -> None:
+        self.admission.admit_route(held.guest, loop_time())
         check_way(ask, own_peer=self.transport.peer, client=held.control.peer)
         check_blocks(ask, held.runner.facts)
         if (ask.start, ask.end) != (held.start, held.stop):
