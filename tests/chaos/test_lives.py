@@ -70,9 +70,8 @@ def no_error_logged() -> Iterator[None]:
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Nobody looks for cycles of garbage on the way: `gc.collect` after each life, which then sees only that life's."""
-    gc.collect()
-    gc.freeze()
+    """Nobody looks for cycles of garbage on the way: `collect_garbage` does after each life."""
+    collect_garbage()
     gc.disable()
     try:
         yield
@@ -81,13 +80,19 @@ def garbage_kept() -> Iterator[None]:
         gc.unfreeze()
 
 
+def collect_garbage() -> None:
+    """What is left (caches) is not looked at again, so that the next time sees only one life's."""
+    gc.collect()
+    gc.freeze()
+
+
 def live_all(seeds: range) -> Lived:
     """Lives these seeds one after another. A failed one ends itself, not the others."""
     lived = Lived()
     with garbage_kept():
         for seed in seeds:
             lived.add(live_once(seed))
-            gc.collect()
+            collect_garbage()
     return lived
 
 

@@ -44,8 +44,9 @@ class CallbackFailed(AssertionError):
 class _JumpingSelector(selectors.DefaultSelector):
     """Polls real file descriptors (the loop's own wake-up pipe); instead of waiting it moves `now` on.
 
-    Where callbacks are ready and there is no file but that pipe, nothing is polled: whoever writes to the pipe has made
-    a callback ready before. That saves a call to the system in most passes of the loop.
+    Where there is no file but that pipe, nothing is polled as long as callbacks are ready (whoever writes to the pipe
+    has made one ready before) or this is the only thread (nobody else would write). That saves a call to the system in
+    most passes of the loop.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -54,9 +55,8 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._limit_s = limit_s
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout == 0 and len(self.get_map()) == 1:
-            return []
-        events = super().select(0)
+        nobody_writes = timeout == 0 or (timeout is not None and threading.active_count() == 1)
+        events = [] if nobody_writes and len(self.get_map()) == 1 else super().select(0)
         if events or timeout == 0:
             return events
         if timeout is None:
