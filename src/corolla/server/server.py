@@ -153,10 +153,18 @@ async def _serve(
     span = loaded.span
     served = _served(host, loaded.speed)
     runner = TorchSpanRunner(span)
-    async with serve_span(transport, runner, DeviceThread(), host.config, served, placement=placement) as handler:
+    broken: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
+
+    def note_broken(error: SwarmError) -> None:
+        if not broken.done():
+            broken.set_result(error)
+
+    async with serve_span(
+        transport, runner, DeviceThread(), host.config, served, placement=placement, on_broken=note_broken
+    ) as handler:
         with watch(handler, transport) if watch is not None else nullcontext():
             on_ready(Ready(transport.peer, span.start, span.end, tuple(transport.addresses)))
-            await _until(stop, transport)
+            await until_stopped(stop, transport, broken)
     if isinstance(handler.runner, TorchSpanRunner):  # not on the way from span to span
         host.remember(handler.runner.span, (handler.meter.decode_tokens_per_s, handler.meter.prefill_tokens_per_s))
 
@@ -194,14 +202,16 @@ def tell_finding(finding: Finding) -> None:
         log.warning("%s: %s%s", finding.check, finding.text, f" → {finding.next_step}" if finding.next_step else "")
 
 
-async def _until(stop: asyncio.Event, transport: Transport) -> None:
-    """Return when told to stop; raise when the network is gone."""
+async def until_stopped(stop: asyncio.Event, transport: Transport, broken: "asyncio.Future[SwarmError]") -> None:
+    """Return when told to stop; raise when the network is gone, or what keeps this server in use has failed."""
     stopped = asyncio.ensure_future(stop.wait())
     lost = asyncio.ensure_future(transport.wait_lost())
     try:
-        await asyncio.wait((stopped, lost), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((stopped, lost, broken), return_when=asyncio.FIRST_COMPLETED)
         if lost.done() and not stopped.done():
             raise SwarmError(f"the network daemon is gone: {lost.result()}")
+        if broken.done() and not stopped.done():
+            raise broken.result()
     finally:
         stopped.cancel()
         lost.cancel()
