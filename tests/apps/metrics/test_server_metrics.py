@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -81,10 +82,23 @@ def test_the_page_is_there_while_the_server_serves_and_a_taken_port_is_named() -
             with metrics_page(HostPort("ip4", "127.0.0.1", port), handler, transport):
                 page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()  # noqa: ASYNC210
                 assert "corolla_server_cache_tokens" in page
+                assert answer(port, "health") == (200, "ok")
+                assert answer(port, "ready") == (200, "ready")
+                assert answer(port, "redy")[0] == 404  # else a probe that is misspelt finds all well
+                for name in ("is_leaving", "is_away"):  # no new session is taken
+                    setattr(handler, name, True)
+                    assert answer(port, "ready") == (503, "not ready")
+                    assert answer(port, "health") == (200, "ok")
+                    setattr(handler, name, False)
             with pytest.raises(OSError):
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1)  # noqa: ASYNC210 - a thread answers
 
     run_virtual(told())
+
+
+def answer(port: int, path: str) -> tuple[int, str]:
+    got = httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=30)
+    return got.status_code, got.json()["status"]
 
 
 def all_names() -> dict[str, str]:

@@ -93,7 +93,10 @@ class Device(click.ParamType[str]):
     help="How long a server that leaves goes on serving, for its clients to move away.",
 )
 @click.option(
-    "--metrics", metavar="HOST:PORT", type=HostPort(), help="Show numbers for Prometheus at http://HOST:PORT/metrics."
+    "--metrics",
+    metavar="HOST:PORT",
+    type=HostPort(),
+    help="Show numbers for Prometheus at http://HOST:PORT/metrics; /health and /ready beside it.",
 )
 @source_options
 @json_option

@@ -1,14 +1,20 @@
-"""`corolla serve --metrics`: what a server has done and holds, for Prometheus.
+"""`corolla serve --metrics`: what a server has done and holds, for Prometheus; whether it is well, for who keeps it up.
 
 Steps are told as they end, on the device thread; all else is read off the server when Prometheus asks. The page has
 its own thread and port: whoever may read numbers need not be a peer.
 """
 
+import json
+import socket
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar, Final, cast
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from corolla.apps.metrics.dht import DhtMetrics
 from corolla.errors import BadInput
@@ -19,6 +25,10 @@ from corolla.server.handler import Handler
 from corolla.server.hosted import StepJob
 from corolla.server.kv import PAGE_TOKENS
 
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+REQUEST_TIMEOUT_S: Final = 10.0
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -103,14 +113,34 @@ def _counter_by(name: str, text: str, label: str, counts: Mapping[str, int]) -> 
     return family
 
 
+class _Server(ThreadingWSGIServer):
+    address_family = socket.AF_INET
+
+
+class _Server6(ThreadingWSGIServer):
+    address_family = socket.AF_INET6
+
+
+class _Request(WSGIRequestHandler):
+    """Logs nothing; who says nothing does not keep its thread."""
+
+    timeout: ClassVar[float] = REQUEST_TIMEOUT_S  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 @contextmanager
 def metrics_page(address: HostPort, handler: Handler, transport: Libp2pTransport) -> Generator[None]:
-    """`http://ADDRESS/metrics` while the block lasts. Raises BadInput when the address cannot be had."""
+    """`http://ADDRESS/metrics`, `/health` and `/ready` while the block lasts. Raises BadInput when it cannot be had."""
     metrics = ServerMetrics(handler, transport.dht_traffic, lambda: transport.turned_away)
+    kind = _Server6 if address.kind == "ip6" else _Server
     try:
-        server, thread = start_http_server(address.port, address.host, registry=metrics.registry)
+        server = make_server(address.host, address.port, _pages(metrics.registry, handler), kind, _Request)
     except OSError as fault:
         raise BadInput(f"cannot listen on {address.host}:{address.port}: {fault.strerror or fault}") from fault
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     handler.on_step = metrics.saw_step
     try:
         yield
@@ -119,3 +149,33 @@ def metrics_page(address: HostPort, handler: Handler, transport: Libp2pTransport
         server.shutdown()
         server.server_close()
         thread.join(timeout=5)
+
+
+def _pages(registry: CollectorRegistry, handler: Handler) -> "WSGIApplication":
+    metrics = cast("WSGIApplication", make_wsgi_app(registry))
+
+    def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        match environ["PATH_INFO"]:
+            case "/metrics":
+                return metrics(environ, start_response)
+            case "/health":
+                status, said = "200 OK", {"status": "ok"}
+            case "/ready":
+                lacking = _lacking(handler)
+                status = "503 Service Unavailable" if lacking else "200 OK"
+                said = {"status": "not ready", "lacking": lacking} if lacking else {"status": "ready"}
+            case _:
+                status, said = "404 Not Found", {"status": "there are /metrics, /health and /ready here"}
+        start_response(status, [("Content-Type", "application/json")])
+        return [json.dumps(said).encode()]
+
+    return answer
+
+
+def _lacking(handler: Handler) -> str | None:
+    """Why a new session would be refused, if it would."""
+    if handler.is_leaving:
+        return "this server is leaving"
+    if handler.is_away:
+        return "this server is moving to other blocks"
+    return None
