@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from corolla.apps.sim.paced import Pace, PacedSpan
 from corolla.apps.sim.swarm import MemorySwarm
@@ -125,6 +126,7 @@ def test_where_nothing_better_is_known_the_slow_server_stays() -> None:
     play(story, "0:3", "3:6")
 
 
+@pytest.mark.full
 def test_a_slow_swarm_is_not_hammered() -> None:
     """Whoever is chosen becomes as slow as the one before: moves come more and more seldom."""
 
@@ -149,6 +151,25 @@ def test_jitter_moves_nobody() -> None:
             for pace in scene.paces.values():
                 pace.step_s = STEP_S * scene.rng.choice((0.5, 1, 1, 1, 1, 1, 1, 2, 2, TWENTY_TIMES))
             await scene.write(session, 1)
+        assert session.recoveries == 0
+
+    play(story, "0:2", "2:4", "4:6")
+
+
+def test_a_tail_that_lies_about_the_others_times_moves_nobody() -> None:
+    async def story(scene: Scene, session: Session) -> None:
+        await scene.write(session, 20)
+        before, tail = scene.in_use(session), scene.in_use(session)[-1]
+        (hosted,) = scene.swarm.handlers[tail].sessions.values()
+        honest = hosted.push.answer
+
+        def lie(output: wire.Output) -> None:
+            slow = wire.HopTiming(0.0, TWENTY_TIMES * STEP_S, 0.0)
+            honest(replace(output, timings=[slow, *output.timings[1:]]))
+
+        hosted.push.answer = lie
+        await scene.write(session, 100)
+        assert scene.in_use(session) == before
         assert session.recoveries == 0
 
     play(story, "0:2", "2:4", "4:6")

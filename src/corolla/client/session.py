@@ -23,6 +23,7 @@ from corolla.client.moving import Mover
 from corolla.client.recovery import Place, WrongAnswer
 from corolla.client.ring import Ring, SwarmAccess
 from corolla.client.router import ServedModel
+from corolla.client.slowness import could_be
 from corolla.client.steps import StepInput, Steps, flaw_of
 from corolla.client.substitutes import Substitutes
 from corolla.clock import loop_time
@@ -172,6 +173,7 @@ class Session:
         they take; elsewhere they wait for the answers. Raises what the two raise; `is_closed` says of which.
         """
         async with self._lock:
+            began = loop_time()
 
             def begin_early() -> None:
                 self._admit(inputs := cut())
@@ -189,7 +191,7 @@ class Session:
             if not self._steps.pending:
                 self._admit(inputs := cut())
                 self._steps.begin(inputs, want, left_padding)
-            return await self._finish()
+            return await self._finish(began)
 
     def trim(self, num_tokens: int) -> None:
         """Forget all positions from `num_tokens` on. Costs nothing: it rides on the next step."""
@@ -232,7 +234,7 @@ class Session:
                 self._is_dirty = True
                 raise
             self._steps.begin(inputs, want, left_padding)
-            return await self._finish()
+            return await self._finish(loop_time())
 
     def close(self) -> None:
         """Give the session's place on every server back. May be called twice."""
@@ -254,8 +256,8 @@ class Session:
         num_bytes = sum(entry.hidden.nbytes for entry in inputs)
         self._journals.claim(self, num_bytes * len(self._ring.heads))
 
-    async def _finish(self) -> list[WireTensor | None]:
-        """Drive the steps that were begun until all are answered; what they gave."""
+    async def _finish(self, began: float) -> list[WireTensor | None]:
+        """Drive the steps that were begun, not before `began`, until all are answered; what they gave."""
         try:
             await self._drive()
         except BaseException:
@@ -266,7 +268,8 @@ class Session:
         self.chunk_timings = [pending.output.timings for pending in done if pending.output is not None]
         self.timings = self.chunk_timings[-1]
         later = asyncio.get_running_loop().call_later
-        later(NOTE_TIMES_S, self._note_times, self._ring.places, self.timings, done[-1].num_tokens)
+        took_s = loop_time() - began
+        later(NOTE_TIMES_S, self._note_times, self._ring.places, self.timings, done[-1].num_tokens, took_s)
         return [None if pending.output is None else pending.output.hidden for pending in done]
 
     def _push(self) -> None:
@@ -308,10 +311,15 @@ class Session:
                     return False
         raise HopFailed(self._ring.hops[-1].peer, f"no output came round within {self._config.step_timeout_s:g} s")
 
-    def _note_times(self, places: Sequence[Place], timings: Sequence[wire.HopTiming], num_tokens: int) -> None:
-        """What a step over these places says of their servers."""
+    def _note_times(
+        self, places: Sequence[Place], timings: Sequence[wire.HopTiming], num_tokens: int, took_s: float
+    ) -> None:
+        """What a step over these places, which `took_s` by our clock, says of their servers."""
         if len(timings) != len(places):
             return  # of a step that was under way while the route changed: whose times they are is not sure
+        if not could_be(timings, took_s):  # the tail could have them all speak ill of the others
+            log.info("a step's times cannot be", extra={"peer": short(places[-1].peer), "took_s": took_s})
+            return
         for place, timing in zip(places, timings, strict=True):
             self._router.saw_step(place.peer, timing, num_blocks=place.end - place.start, num_tokens=num_tokens)
         if num_tokens == 1 and places is self._ring.places:

@@ -3,6 +3,7 @@
 A slow server answers heartbeats and loses nothing, so nobody else finds it. Each output brings what every hop took
 for its step, by that hop's own clock; here they become a `Pace` each:
 
+    could_be     whether the times that a step brought are no longer than it took: a tail could write what it likes
     after_step   a step's time → the hop's pace: what is usual, and the newest few
     pick_slow    the hop whose newest steps were all far beyond the usual, while the other hops' were not
     is_worth     whether another server promises enough to pay for a replay of the whole text
@@ -15,6 +16,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
+
+from corolla.wire.messages import HopTiming
 
 STEPS_TO_KNOW: Final = 8
 """Before so many steps nothing is usual yet: the first ones warm caches up."""
@@ -32,6 +35,10 @@ WORTH: Final = 2.0
 FIRST_PAUSE_S: Final = 30.0
 LONGEST_PAUSE_S: Final = 600.0
 """Between two looks for something better; each is twice as long as the one before."""
+
+
+CLOCKS_DIFFER_S: Final = 0.05
+"""By so much in all the hops' own times may be longer than what we measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,16 @@ class Patience:
 
     until: float = 0.0
     pause_s: float = FIRST_PAUSE_S
+
+
+def could_be(timings: Sequence[HopTiming], took_s: float) -> bool:
+    """Whether the hops, one after another, could have taken so long in a step that took us so long.
+
+    Times come by way of the tail, and no hop signs its own. One that writes of others what never was would have them
+    left. To have it believed a tail must really hold the step up for that long, each time, for no more than one look
+    in `Patience`'s pauses.
+    """
+    return sum(timing.queue_s + timing.compute_s for timing in timings) <= took_s + CLOCKS_DIFFER_S
 
 
 def after_step(pace: Pace | None, step_s: float) -> Pace:

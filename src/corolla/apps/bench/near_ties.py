@@ -63,7 +63,10 @@ def run(texts: int) -> None:
     console.print(f"token {LOST_AT}\n{describe_setup()}")
     table = Table("model", *(f"texts that differ, {name}" for name in KINDS), box=None, header_style="bold")
     for subject in _subjects(console, texts):
-        counts = [asyncio.run(_count_differing(subject, dtype, exact)) for dtype, exact in KINDS.values()]
+        counts: list[int] = []
+        for name, (dtype, exact) in KINDS.items():
+            counts.append(asyncio.run(_count_differing(subject, dtype, exact)))
+            _say(f"{subject.name}, {name}: {counts[-1]} of {len(subject.prompts)} differ")
         table.add_row(subject.name, *(f"{count} of {len(subject.prompts)}" for count in counts))
     console.print(table)
 
