@@ -310,6 +310,7 @@ def test_our_own_nan_is_never_sent() -> None:
     run_virtual(told())
 
 
+@pytest.mark.full
 def test_lies_among_everything_else_that_befalls_a_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kills, freezes, cuts, drains and joins, and one in eight of those that join is a liar."""
     honest, liars = chaos.Fate._serve, list[str]()
