@@ -21,6 +21,9 @@ from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
 
 log = logging.getLogger(__name__)
 
+IDLE_LINK_S = 120.0
+"""A stream that no session needs is kept for so long: the next one begins without a dial. Longer, every server that was
+ever used would be asked for signs of life for good."""
 AWAIT_SIGN_S = 60.0
 """How long the stream to a server that fell silent is listened to: if it speaks again, it was called dead wrongly."""
 
@@ -87,12 +90,15 @@ class ServerLink:
         self._watch: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
         self._life: PeerLife | None = None
+        self._idle_end: asyncio.TimerHandle | None = None
+        """While no session needs the stream."""
         self._last_opened: tuple[Blocks, wire.Opened] | None = None
 
     async def connect(self) -> None:
         """Dial the server. Raises HopFailed."""
         stream = await self.transport.dial(self.peer, CONTROL_PROTOCOL, timeout_s=self.limits.dial_timeout_s)
         self._channel = Channel(stream, we_dialed=True, on_message=self._on_message, on_closed=self._closed)
+        self._await_use()
         self._life = PeerLife(self._channel, self._liveness)
         self._watch = asyncio.get_running_loop().create_task(self._keep_alive(self._life))
 
@@ -113,12 +119,15 @@ class ServerLink:
         if self.error is not None:
             raise self.error
         self._hops[hop.session] = hop
+        self._stop_waiting()
 
     def drop(self, hop: "Hop") -> None:
         """Close one session on the server."""
         if self._hops.get(hop.session) is hop:
             del self._hops[hop.session]
             self.send(wire.Close(session=hop.session))
+            if not self._hops and self.error is None:
+                self._await_use()
 
     def send(self, message: wire.AnyMessage) -> None:
         if self.error is None and self._channel is not None:
@@ -126,6 +135,15 @@ class ServerLink:
 
     def close(self) -> None:
         self._lost(HopFailed(self.peer, "closed by this client"))
+
+    def _await_use(self) -> None:
+        self._stop_waiting()
+        self._idle_end = asyncio.get_running_loop().call_later(IDLE_LINK_S, self.close)
+
+    def _stop_waiting(self) -> None:
+        if self._idle_end is not None:
+            self._idle_end.cancel()
+            self._idle_end = None
 
     async def _keep_alive(self, life: PeerLife) -> None:
         try:
@@ -177,6 +195,7 @@ class ServerLink:
         if self.error is not None:
             return
         self.error = error
+        self._stop_waiting()
         if self._watch is not None:
             self._watch.cancel()
         if self._channel is not None:

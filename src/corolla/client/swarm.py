@@ -151,6 +151,7 @@ class Swarm:
         finally:
             dial = self._dials.pop(peer)
         if dial.num_waiting > 0:
+            self._links = {other: known for other, known in self._links.items() if known.error is None}
             self._links[peer] = link
         else:
             link.close()  # another was quicker

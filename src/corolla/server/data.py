@@ -44,7 +44,9 @@ class DataStreams:
         self._streams.add(DataStream(self, stream, attach_timeout_s=self._limits.attach_timeout_s))
 
     def match(self, session: HostedSession) -> None:
-        """Give the session, on its new route, the streams that wait for it."""
+        """Give the session, on its new route, the streams that wait for it. Those of former neighbours end."""
+        for peer in session.links.keys() - {session.state.owner, session.state.upstream}:
+            session.links[peer].channel.close()
         for stream in list(self._streams):
             stream.match(session)
 
