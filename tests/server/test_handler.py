@@ -320,6 +320,19 @@ def test_a_session_that_is_given_route_after_route_is_held_and_costs_no_more_tha
     run_virtual(scenario())
 
 
+def test_a_session_closed_and_opened_again_at_once_is_not_ended_by_the_word_on_the_first() -> None:
+    async def scenario() -> None:
+        async with lab() as here, here.link() as link:
+            ask = here.ask()
+            (await open_session(link, ask)).close()
+            again = await open_session(link, here.ask(session=ask.session))
+            assert (await again.step(step(0, 0, [1]))).position == 1
+            assert again.fault is None
+            again.close()
+
+    run_virtual(scenario())
+
+
 def test_a_killed_client_gives_its_cache_back_at_once_and_a_frozen_one_after_the_heartbeats() -> None:
     async def story() -> None:
         async with lab() as here, here.link() as link:

@@ -251,7 +251,8 @@ class Handler:
                     self.counters.sessions_opened += 1
                     await self._take_route(session, ask)
                     await self._until_ended(session)
-                    control.channel.send(wire.Close(session=ask.session, text=session.end_reason))
+                    if not session.is_clients_end:  # it knows, and may have opened another under this id
+                        control.channel.send(wire.Close(session=ask.session, text=session.end_reason))
         except Refused as refused:
             self._replies.refuse_open(control.channel, ask, refused)
         finally:
