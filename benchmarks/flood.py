@@ -6,6 +6,10 @@ Each flood is a process of its own and takes all that the server gives it, for s
 pause before it; measuring begins a few seconds after it, when a flood that is cut off has been. Printed is the client's
 mean step before and during it: all of it, and what the server alone took (waiting and computing).
 
+And the processor's time: what the server and its libp2p daemon spent on the flood, in seconds a second (what they took
+during it, less what as many of the client's steps took before it), and what the flooder and its daemon took. The first
+is what the server is made to do; where cores are few, the second slows the client's steps too, and is not its doing.
+
 A flooder is another machine: here it and its libp2p daemon have the last core to themselves, and the server, its
 daemon and the decoding client share the others, before and during the flood. (On one core, or where processes cannot
 be kept to some, everybody shares, and the flooder also takes the client's compute.)
@@ -23,6 +27,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import torch
 
 from corolla.apps.bench.setup import ONE_THREAD, describe_setup, model_s, start_chains
@@ -165,15 +170,49 @@ async def compare(address: str, seconds: float) -> None:
     async with transport as opened, join_swarm(opened, [address], ClientConfig(step_timeout_s=60)) as swarm:
         await measure(swarm, 2)
         for kind in FLOODS:
+            quiet = Spent(seconds)
             before = await measure(swarm, seconds)
+            quiet.stop()
             async with flooded(kind, address) as counts:
                 await measure(swarm, SETTLES_S)
+                busy = Spent(seconds)
                 during = await measure(swarm, seconds)
+                busy.stop()
             print(f"{kind:8} {told(before[0], during[0])}   at the server {told(before[1], during[1])}", flush=True)
             print(
-                f"         it got {max(counts) / (seconds + SETTLES_S):.1f} steps, sessions or streams a second",
+                f"         it got {max(counts) / (seconds + SETTLES_S):.1f} steps, sessions or streams a second\n"
+                f"         processor seconds a second: {busy.beyond(quiet, len(during[0]) / len(before[0]))}",
                 flush=True,
             )
+
+
+class Spent:
+    """Processor seconds a second of the server, its daemon, and the flooder with its own, until `stop`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        ours = [process for process in psutil.Process().children() if "python" in process.name()]
+        server, *flooders = sorted(ours, key=lambda process: process.create_time())
+        floods = [one for flooder in flooders for one in (flooder, *flooder.children(recursive=True))]
+        self._groups = {"the server": [server], "its daemon": server.children(recursive=True), "the flooder": floods}
+        self._at_first = self._read()
+        self.rates: dict[str, float] = {}
+
+    def stop(self) -> None:
+        now = self._read()
+        self.rates = {who: (now[who] - self._at_first[who]) / self._seconds for who in now}
+
+    def beyond(self, quiet: "Spent", share: float) -> str:
+        """What is more than `share` of what was spent in quiet: as many steps as were taken in both."""
+        return ", ".join(f"{who} {rate - share * quiet.rates[who]:.3f}" for who, rate in self.rates.items())
+
+    def _read(self) -> dict[str, float]:
+        return {who: sum(map(_cpu_s, group)) for who, group in self._groups.items()}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 @asynccontextmanager
