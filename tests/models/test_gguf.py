@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from corolla.errors import BadInput
 from corolla.models.checkpoint import open_checkpoint
 from corolla.models.gguf import find_gguf
+from corolla.models.gguf_header import check_gguf
 from corolla.models.hub import HubConfig
 from corolla.models.source import open_source
 from corolla.models.testing import load_chain
@@ -67,12 +69,57 @@ def test_a_gguf_file_that_lacks_a_tensor_is_refused_and_nothing_stays(tmp_path):
     assert not list((tmp_path / "cache" / "gguf").glob("*/"))
 
 
-@pytest.mark.slow
 def test_garbage_that_begins_like_gguf_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF a very small model")
-    with pytest.raises(BadInput, match=r"^tiny\.gguf could not be converted: [^\n]+$"):
+    with pytest.raises(BadInput, match=r"tiny\.gguf: says version \d+, known are 2 and 3; .*damaged, or not GGUF$"):
         open_source(tmp_path / "tiny.gguf", cache_dir=tmp_path / "cache")
     assert not list((tmp_path / "cache" / "gguf").glob("*/"))
+
+
+def test_a_gguf_file_cut_anywhere_in_its_text_is_refused_in_one_sentence(tmp_path):
+    write_tiny_gguf(tmp_path / "whole.gguf")
+    check_gguf(tmp_path / "whole.gguf")
+    content = (tmp_path / "whole.gguf").read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for length in {*range(4, 4000, 97), *range(4, 64)}:
+        cut.write_bytes(content[:length])
+        with pytest.raises(
+            BadInput, match=rf"cut\.gguf: has {length} bytes, [^\n]+ should lie beyond; the file is truncated$"
+        ):
+            open_source(cut, cache_dir=tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("gguf/*"))
+
+
+@pytest.mark.slow
+def test_a_gguf_file_cut_in_its_tensors_is_refused_and_nothing_stays(tmp_path):
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    with (tmp_path / "tiny.gguf").open("r+b") as file:
+        file.truncate((tmp_path / "tiny.gguf").stat().st_size - 100)
+    with pytest.raises(BadInput, match=r"^tiny\.gguf could not be converted: [^\n]*truncated or damaged[^\n]*$"):
+        open_source(tmp_path / "tiny.gguf", cache_dir=tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "gguf").glob("*/"))
+
+
+FIELD = struct.pack("<IQQ", 3, 0, 1)
+"""What comes before the one field of a file; or before the one tensor."""
+TENSOR = struct.pack("<IQQ", 3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (struct.pack("<IQQ", 3, 0, 1 << 60), f"field 1 of {1 << 60} should lie beyond"),
+        (FIELD + struct.pack("<Q", (1 << 64) - 1), "field 1 of 1 should lie beyond"),
+        (FIELD + struct.pack("<Q1sIIQ", 1, b"a", 9, 0, 1 << 60), "field 1 of 1 should lie beyond"),
+        (FIELD + struct.pack("<Q1sI", 1, b"a", 77), "field 1 of 1 is of the unknown type 77"),
+        (TENSOR + struct.pack("<Q1sI", 1, b"a", 1 << 31), "says 2147483648 dimensions, at most 4"),
+        (TENSOR + struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 0, 1 << 50), "the last tensor should lie beyond"),
+    ],
+)
+def test_a_gguf_file_whose_numbers_lie_is_refused_at_once(text, sentence, tmp_path):
+    (tmp_path / "lies.gguf").write_bytes(b"GGUF" + text)
+    with pytest.raises(BadInput, match=rf"lies\.gguf: [^\n]*{sentence}[^\n]*$"):
+        open_source(tmp_path / "lies.gguf", cache_dir=tmp_path / "cache")
 
 
 def test_what_is_no_gguf_file_is_refused_whatever_its_name_says(tmp_path):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from corolla.errors import BadInput, SwarmError
 from corolla.models.disk_cache import DiskCache, Say, build_once
 from corolla.models.files import LocalFiles
+from corolla.models.gguf_header import check_gguf
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +61,7 @@ def open_gguf(gguf: Path, cache: DiskCache, say: Say) -> LocalFiles:
     """The converted model's files, converted first if need be. Raises BadInput when that cannot be done."""
     if not _has_magic(gguf):
         raise BadInput(f"{gguf}: is not a GGUF file, whatever its name says")
+    check_gguf(gguf)
     key = key_of(gguf)
 
     def build(directory: Path) -> None:
@@ -138,11 +140,17 @@ def _unpacked(transformers: ModuleType) -> dict[str, object]:
 
 
 def _dtype_to_keep(gguf: Path, output: Path) -> "torch.dtype":
-    """The dtype that loses nothing of the file's matrices, bfloat16 for packed ones. Raises OSError without room."""
+    """The dtype that loses nothing of the file's matrices, bfloat16 for packed ones.
+
+    Raises OSError without room, ValueError when a tensor's data is not all there.
+    """
     import torch
     from gguf import GGMLQuantizationType, GGUFReader
 
-    tensors = GGUFReader(gguf).tensors
+    try:
+        tensors = GGUFReader(gguf).tensors
+    except (ValueError, IndexError, KeyError) as fault:  # its text is in order (`check_gguf`), so it is the tensors
+        raise ValueError(f"error: the file is truncated or damaged: {fault}") from fault
     kinds = {tensor.tensor_type for tensor in tensors if len(tensor.shape) > 1}
     whole = {GGMLQuantizationType.F32: torch.float32, GGMLQuantizationType.F16: torch.float16}
     dtypes = {whole.get(kind, torch.bfloat16) for kind in kinds}
