@@ -31,7 +31,7 @@ def test_fuzzed_requests_get_what_the_description_says(front: Fronts, tmp_path: 
             command = [
                 str(Path(sys.executable).parent / "schemathesis"), "run", str(tmp_path / "api.json"), "--url", it.url,
                 "--max-examples", str(EXAMPLES), "--checks", CHECKS, "--phases", "coverage,fuzzing",
-                "--request-timeout", "30", "--seed", "1", "--generation-database", "none", "--no-color",
+                "--request-timeout", "300", "--seed", "1", "--generation-database", "none", "--no-color",
             ]  # fmt: skip
             run = asyncio.to_thread(
                 subprocess.run, command, capture_output=True, text=True, timeout=1700, cwd=tmp_path, check=False
