@@ -15,11 +15,12 @@ NAN_BITS = {torch.float32: (0x7F800001, -1), torch.bfloat16: (0x7F81, -1), torch
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("tokens", [4, 4096], ids=["few bytes", "many bytes"])
 @pytest.mark.parametrize("at", [0, 17, 63])
-def test_one_bad_number_is_found(dtype: torch.dtype, bad: float, at: int) -> None:
-    hidden = torch.randn(1, 4, 16, dtype=torch.float32).to(dtype)
+def test_one_bad_number_is_found(dtype: torch.dtype, bad: float, at: int, tokens: int) -> None:
+    hidden = torch.randn(1, tokens, 16, dtype=torch.float32).to(dtype)
     assert is_finite(to_wire(hidden))
-    hidden.view(-1)[at] = bad
+    hidden.view(-1)[at * tokens // 4] = bad
     assert not is_finite(to_wire(hidden))
 
 
@@ -29,8 +30,17 @@ def test_every_kind_of_nan_is_found_and_the_largest_numbers_pass(dtype: torch.dt
     for bits in NAN_BITS[dtype]:
         assert not is_finite(to_wire(torch.tensor([1, bits], dtype=integer).view(dtype)))
     limits = torch.finfo(dtype)
-    for row in ([limits.max, limits.min], [limits.max], [limits.min], [-1.0, -limits.tiny], [0.0, -0.0]):
+    large = limits.max / 2
+    for row in (
+        [large, -large],
+        [limits.max, limits.min],
+        [limits.max],
+        [limits.min],
+        [-1.0, -limits.tiny],
+        [0.0, -0.0],
+    ):
         assert is_finite(to_wire(torch.tensor(row, dtype=dtype)))
+        assert is_finite(to_wire(torch.tensor(row * 20_000, dtype=dtype)))
 
 
 def test_token_ids_and_nothing_at_all_are_finite() -> None:

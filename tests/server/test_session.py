@@ -1,8 +1,7 @@
 """The session rules, without a network: exactly once, in order, within what was opened."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from corolla.errors import JournalGap, NeedsReplay, OutOfOrder, Unsupported
 from corolla.ids import PeerId, SessionId

@@ -14,16 +14,14 @@ Of what is counted in all, strangers get no more than the part that is not reser
 do not hold for those.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 from corolla.errors import BadInput, Overloaded
 from corolla.ids import PeerId
 from corolla.net.buckets import Buckets, Rate
 from corolla.net.groups import AddressGroup, group_of
-
-Name = TypeVar("Name", bound=str)
+from corolla.server.counts import add
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +76,8 @@ class Holdings:
     cap: Cap
     reserved: float
     total: int = 0
-    _by_peer: Counter[PeerId] = field(default_factory=lambda: Counter[PeerId]())
-    _by_group: Counter[AddressGroup] = field(default_factory=lambda: Counter[AddressGroup]())
+    _by_peer: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
+    _by_group: dict[AddressGroup, int] = field(default_factory=dict[AddressGroup, int])
 
     def take(self, guest: Guest, amount: int) -> None:
         """Raises Overloaded when it would be over a cap; then nothing was taken."""
@@ -90,24 +88,28 @@ class Holdings:
         self._change(guest, -amount)
 
     def check(self, guest: Guest, amount: int) -> None:
-        self._refuse_above(f"{self.what} of one client", self._by_peer[guest.peer] + amount, self.cap.peer)
+        cap, of_peer = self.cap, self._by_peer.get(guest.peer, 0) + amount
+        if of_peer > cap.peer:
+            raise self._above("of one client", of_peer, cap.peer)
         if guest.group is not None and not guest.is_listed:
-            self._refuse_above(f"{self.what} of one address", self._by_group[guest.group] + amount, self.cap.group)
-        total = self.cap.total if guest.is_listed else int(self.cap.total * (1 - self.reserved))
-        self._refuse_above(f"{self.what} in all", self.total + amount, total)
+            of_group = self._by_group.get(guest.group, 0) + amount
+            if of_group > cap.group:
+                raise self._above("of one address", of_group, cap.group)
+        bound = cap.total if guest.is_listed else int(cap.total * (1 - self.reserved))
+        if self.total + amount > bound:
+            raise self._above("in all", self.total + amount, bound)
 
     def held_by(self, peer: PeerId) -> int:
-        return self._by_peer[peer]
+        return self._by_peer.get(peer, 0)
 
-    def _refuse_above(self, what: str, value: int, bound: int) -> None:
-        if value > bound:
-            raise Overloaded(f"{what}: {value}, at most {bound} here", value=str(value), bound=str(bound))
+    def _above(self, whose: str, value: int, bound: int) -> Overloaded:
+        return Overloaded(f"{self.what} {whose}: {value}, at most {bound} here", value=str(value), bound=str(bound))
 
     def _change(self, guest: Guest, amount: int) -> None:
         self.total += amount
-        _count(self._by_peer, guest.peer, amount)
+        add(self._by_peer, guest.peer, amount)
         if guest.group is not None:
-            _count(self._by_group, guest.group, amount)
+            add(self._by_group, guest.group, amount)
         assert self.total >= 0, "given back more than was taken"
 
 
@@ -155,10 +157,3 @@ def _count_one(what: str, guest: Guest, by_peer: Buckets, by_group: Buckets, now
 def _too_often(what: str, rate: Rate) -> Overloaded:
     text = f"{what}: more than {rate.burst:g} at once and {rate.per_s:g} a second"
     return Overloaded(text, value=f"over {rate.burst:g}", bound=f"{rate.per_s:g}/s")
-
-
-def _count(counter: "Counter[Name]", name: Name, amount: int) -> None:
-    """Names that hold nothing are forgotten: strangers must not grow the table."""
-    counter[name] += amount
-    if not counter[name]:
-        del counter[name]

@@ -6,9 +6,10 @@ what is heavy pauses three times as long as it ran, so that it has a quarter of 
 take 1.3 times as long in the mean, however much the others want.
 """
 
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from corolla.server.counts import add
 
 if TYPE_CHECKING:
     from corolla.server.scheduler import Schedulable
@@ -31,9 +32,9 @@ class Fairness:
     """What waits of whom, and who was here lately."""
 
     def __init__(self) -> None:
-        self._waiting: Counter[Hashable] = Counter()
+        self._waiting: dict[Hashable, int] = {}
         """Positions × rows, by client."""
-        self._light_in_group: Counter[Hashable] = Counter()
+        self._light_in_group: dict[Hashable, int] = {}
         """Of those the ones of light clients, by address group."""
         self._seen_at: dict[Hashable, float] = {}
         self._light_at: dict[Hashable, float] = {}
@@ -54,23 +55,22 @@ class Fairness:
 
     def _count(self, item: "Schedulable", num_tokens: int) -> None:
         guest, group = item.guest_key, item.group_key
-        before = self._waiting[guest]
+        before = self._waiting.get(guest, 0)
         after = before + num_tokens
-        self._waiting[guest] = after
-        self._light_in_group[group] += _if_light(after) - _if_light(before)
-        if not after:
-            del self._waiting[guest]
-        if not self._light_in_group[group]:
-            del self._light_in_group[group]
+        add(self._waiting, guest, num_tokens)
+        if light := _if_light(after) - _if_light(before):
+            add(self._light_in_group, group, light)
 
     def is_shared(self, now: float) -> bool:
         """Whether more than one client is here."""
-        return sum(now - at <= PRESENT_S for at in self._seen_at.values()) > 1
+        return len(self._seen_at) > 1 and sum(now - at <= PRESENT_S for at in self._seen_at.values()) > 1
 
     def is_heavy(self, item: "Schedulable") -> bool:
         if item.is_listed:
             return False
-        return self._waiting[item.guest_key] > LIGHT_TOKENS or self._light_in_group[item.group_key] > LIGHT_GROUP_TOKENS
+        if self._waiting.get(item.guest_key, 0) > LIGHT_TOKENS:
+            return True
+        return self._light_in_group.get(item.group_key, 0) > LIGHT_GROUP_TOKENS
 
     def may_run_heavy(self, now: float) -> bool:
         return now >= self._heavy_from or not self._is_light_active(now)
@@ -91,7 +91,7 @@ class Fairness:
 
     def _is_light_active(self, now: float) -> bool:
         lately = (guest for guest, at in self._light_at.items() if now - at <= ACTIVE_S)
-        return any(self._waiting[guest] <= LIGHT_TOKENS for guest in lately)
+        return any(self._waiting.get(guest, 0) <= LIGHT_TOKENS for guest in lately)
 
 
 def _if_light(num_tokens: int) -> int:

@@ -86,7 +86,14 @@ class Handler:
         self._tasks = Tasks()
         self._replies = Replies(limits, self.counters)
         self._steps = Steps(
-            executor, limits, self._replies, self.counters, self._tasks, self.admission.bytes_in_flight, self._saw_step
+            executor,
+            limits,
+            self._replies,
+            self.counters,
+            self._tasks,
+            self.admission.bytes_in_flight,
+            self._saw_step,
+            lambda: len(self.sessions) > 1,
         )
         self._routes = Routes(transport, executor, limits, self._replies, self._tasks, may_dial=may_dial)
         self.inflows = Inflows()

@@ -90,10 +90,11 @@ class HostedSession:
     is_clients_end: bool = False
     """The client knows that it is over: nothing has to be said to it."""
 
-    @property
-    def key(self) -> int:
-        """Its name in the device thread's line."""
-        return id(self)
+    key: int = field(init=False)
+    """Its name in the device thread's line."""
+
+    def __post_init__(self) -> None:
+        self.key = id(self)
 
     @property
     def is_full(self) -> bool:
@@ -162,32 +163,21 @@ class StepJob:
     send_s: float = 0.0
     """From then until the network had the result: looking through it, journal, packing, writing; 0 before it did."""
 
+    # What the scheduler asks for, several times each: read off once.
+    session_key: int = field(init=False)
+    guest_key: PeerId = field(init=False)
+    group_key: str = field(init=False)
+    is_listed: bool = field(init=False)
+    num_tokens: int = field(init=False)
+    is_prefill: bool = field(init=False)
+
     def __post_init__(self) -> None:
         self.arrived = self.clock()
-
-    @property
-    def session_key(self) -> int:
-        return self.session.key
-
-    @property
-    def guest_key(self) -> PeerId:
-        return self.session.guest.peer
-
-    @property
-    def group_key(self) -> str:
-        return self.session.guest.group or self.session.guest.peer
-
-    @property
-    def is_listed(self) -> bool:
-        return self.session.guest.is_listed
-
-    @property
-    def num_tokens(self) -> int:
-        return self.new_tokens * self.step.hidden.shape[0]
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.new_tokens > 1
+        guest = self.session.guest
+        self.session_key, self.guest_key, self.is_listed = self.session.key, guest.peer, guest.is_listed
+        self.group_key = guest.group or guest.peer
+        self.num_tokens = self.new_tokens * self.step.hidden.shape[0]
+        self.is_prefill = self.new_tokens > 1
 
     def run(self) -> None:
         try:

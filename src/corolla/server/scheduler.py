@@ -81,7 +81,10 @@ class Scheduler(Generic[Item]):
 
     def take(self, now: float) -> list[Item]:
         """The next pass. Empty: nothing waits, or only what has to wait for `pause_s`."""
-        heads = [item for _, item in sorted((line[0] for line in self._lines.values()), key=lambda entry: entry[0])]
+        entries = [line[0] for line in self._lines.values()]
+        if len(entries) > 1:
+            entries.sort(key=_arrival)
+        heads = [item for _, item in entries]
         self._heavy = None
         is_shared = now < ALWAYS and self._fairness.is_shared(now)
         batch = self._shared_pass(heads, now) if is_shared else _whole_pass(heads)
@@ -119,6 +122,10 @@ class Scheduler(Generic[Item]):
         self._fairness.left(item)
         if not line:
             del self._lines[item.session_key]
+
+
+def _arrival(entry: tuple[int, object]) -> int:
+    return entry[0]
 
 
 def _whole_pass(heads: Sequence[Item]) -> list[Item]:

@@ -20,7 +20,10 @@ Every step is counted by `step_no` and not by position: a row gather applied twi
 session uses a position again for another token.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from corolla.errors import JournalGap, NeedsReplay, OutOfOrder, Refused, RemoteProtocolError, Unsupported
 from corolla.ids import PeerId, SessionId
@@ -28,9 +31,11 @@ from corolla.wire.journal import MAX_RECENT
 from corolla.wire.messages import MAX_HOPS, Open, Step
 
 
-@dataclass(frozen=True, slots=True)
-class SessionState:
-    """What a server knows of a session, besides its cache."""
+class SessionState(msgspec.Struct, frozen=True):
+    """What a server knows of a session, besides its cache.
+
+    Not a dataclass: a step makes a new one, and msgspec's `replace` takes a tenth of the time.
+    """
 
     session: SessionId
     owner: PeerId

@@ -43,8 +43,10 @@ class Steps:
         tasks: Tasks,
         in_flight: Holdings,
         on_computed: Callable[[StepJob], None],
+        has_company: Callable[[], bool],
     ) -> None:
-        """`on_computed` is called on the device thread after each step."""
+        """`on_computed` is called on the device thread after each step; `has_company` says whether there is more than
+        one session: a lone one's step is not kept for others to be read (a turn of the loop, 0.03 ms a hop)."""
         self._executor = executor
         self._limits = limits
         self._replies = replies
@@ -54,6 +56,7 @@ class Steps:
         self._over: deque[tuple[Guest, int]] = deque()
         """What the device thread is done with; the loop takes it off the books when the next step comes."""
         self._on_computed = on_computed
+        self._has_company = has_company
         self._loop = asyncio.get_running_loop()
         self._read: list[StepJob] = []
         """Of this iteration of the loop."""
@@ -69,8 +72,11 @@ class Steps:
         except Overloaded as refused:
             self._replies.refuse_step(session, step, refused)
             return
-        link.unread.append(step)
-        self.read_on(session)
+        if link.unread or link is not session.upstream_link or not session.takes_steps:
+            link.unread.append(step)
+            self.read_on(session)
+        elif not self._take_now(session, link, step):
+            link.unread.append(step)
         if link.unread:
             link.channel.pause()
 
@@ -78,17 +84,23 @@ class Steps:
         """Take what lies unread, as far as its time has come."""
         link = session.upstream_link
         while link is not None and link.unread and session.takes_steps:
-            num_accepted = session.accepted
-            if not self._act(session, link, link.unread[0]):
+            if not self._take_now(session, link, link.unread[0]):
                 return
-            step = link.unread.popleft()
-            if session.accepted == num_accepted:  # no job came of it
-                self._over.append((session.guest, step.hidden.nbytes))
+            link.unread.popleft()
             if not link.unread:
                 link.channel.resume()
         if link is not None and link.unread and session.is_clogged and not session.awaits_room:
             session.awaits_room = True
             self._loop.call_later(ROOM_POLL_S, self._look_for_room, session)
+
+    def _take_now(self, session: HostedSession, link: DataLink, step: wire.Step) -> bool:
+        """False: its time has not come."""
+        num_accepted = session.accepted
+        if not self._act(session, link, step):
+            return False
+        if session.accepted == num_accepted:  # no job came of it
+            self._over.append((session.guest, step.hidden.nbytes))
+        return True
 
     def _look_for_room(self, session: HostedSession) -> None:
         """Nobody tells us of it."""
@@ -168,9 +180,11 @@ class Steps:
         return StepJob(session, step, new_tokens, self._job_done, self._job_failed, clock)
 
     def _enqueue(self, job: StepJob) -> None:
-        if not self._read:
-            self._loop.call_soon(self.flush)
         self._read.append(job)
+        if not self._has_company():
+            self.flush()
+        elif len(self._read) == 1:
+            self._loop.call_soon(self.flush)
 
     # --- on the device thread
 

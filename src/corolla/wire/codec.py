@@ -7,7 +7,7 @@ field needs a new major version (`wire/frames.py`); any other new field is ignor
 What a peer sent wrong raises RemoteProtocolError, what we were about to send wrong LocalProtocolError.
 """
 
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -30,7 +30,8 @@ def encode(message: AnyMessage) -> tuple[bytes, list[memoryview]]:
         _CHECKER.decode(header)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
         raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
-    return header, [_raw_bytes(tensor) for tensor in _tensors_of(message)]
+    tensors = [getattr(message, field) for field in _TENSOR_FIELDS[type(message)]]
+    return header, [_raw_bytes(tensor) for tensor in tensors if tensor is not None]
 
 
 class MessageDecoder:
@@ -79,27 +80,27 @@ class _Body:
 
 def _checked(description: object) -> tuple[DType, tuple[int, ...], int]:
     """dtype, shape and bytes of a tensor as a header describes it. Raises ValueError; takes no memory."""
-    if not isinstance(description, list) or len(cast(list[object], description)) != 2:
-        raise ValueError("a tensor is [dtype, shape]")
-    dtype, shape = cast(list[object], description)
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+    match description:
+        case [dtype, [*sides]] if len(sides) <= MAX_RANK:
+            pass
+        case [_, _]:
+            raise ValueError(f"a shape is a list of at most {MAX_RANK} sides")
+        case _:
+            raise ValueError("a tensor is [dtype, shape]")
+    known = _DTYPES.get(dtype) if isinstance(dtype, str) else None
+    if known is None:
         raise ValueError(f"unknown dtype {str(dtype)[:32]!r}, known are {', '.join(ITEM_BYTES)}")
-    if not isinstance(shape, list) or len(cast(list[object], shape)) > MAX_RANK:
-        raise ValueError(f"a shape is a list of at most {MAX_RANK} sides")
-    sides = cast(list[object], shape)
-    return cast(DType, dtype), cast(tuple[int, ...], tuple(sides)), ITEM_BYTES[dtype] * _num_elements(sides)
-
-
-def _num_elements(sides: list[object]) -> int:
+    shape: list[int] = []
     extent, num_elements = 1, 1
     for side in sides:
         if type(side) is not int or side < 0:  # not isinstance: True is an int too
             raise ValueError(f"side {str(side)[:32]} of a shape is not an integer >= 0")
+        shape.append(side)
         extent *= side or 1
         num_elements *= side
         if extent > MAX_ELEMENTS:
             raise ValueError(f"a shape of {extent} elements, at most {MAX_ELEMENTS} are allowed")
-    return num_elements
+    return known, tuple(shape), ITEM_BYTES[known] * num_elements
 
 
 def _describe(value: object) -> list[object]:
@@ -111,11 +112,6 @@ def _describe(value: object) -> list[object]:
 def _check_only(kind: type, description: object) -> WireTensor:
     dtype, shape, _ = _checked(description)
     return WireTensor(dtype, shape, _NOTHING)
-
-
-def _tensors_of(message: AnyMessage) -> list[WireTensor]:
-    tensors: list[WireTensor | None] = [getattr(message, field) for field in _TENSOR_FIELDS[type(message)]]
-    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _raw_bytes(tensor: WireTensor) -> memoryview:
@@ -141,4 +137,5 @@ def _tensor_fields(kind: type[Any]) -> tuple[str, ...]:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_describe)
 _CHECKER = msgspec.msgpack.Decoder(AnyMessage, dec_hook=_check_only)
+_DTYPES: dict[str, DType] = {name: name for name in get_args(DType)}
 _TENSOR_FIELDS: dict[type, tuple[str, ...]] = {kind: _tensor_fields(kind) for kind in get_args(AnyMessage)}

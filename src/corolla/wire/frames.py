@@ -116,8 +116,11 @@ class MessageReader:
         rest = memoryview(data)
         while rest:
             try:
-                rest = self._take(rest)
-                message = self._completed()
+                if self._is_whole(rest):
+                    message, rest = self._take_whole(rest)
+                else:
+                    rest = self._take(rest)
+                    message = self._completed()
             except (RemoteProtocolError, Unsupported) as error:
                 self._failure = error
                 self._drop_message()
@@ -138,6 +141,27 @@ class MessageReader:
             raise RemoteProtocolError(
                 f"the stream ended inside a message: {len(self._body)} of {self._body_len} bytes of its body had come"
             )
+
+    def _is_whole(self, rest: memoryview) -> bool:
+        """Whether a message starts here and lies in one frame, all of it here: as nearly every step of a token does."""
+        if self._header or self._head or len(rest) < _START_HEAD.size:
+            return False
+        length, version, kind, header_len, body_len = _START_HEAD.unpack_from(rest)
+        return (
+            version == PROTOCOL_VERSION
+            and kind == _START
+            and 0 < header_len <= self._limits.header_bytes
+            and _LENGTH.size + length == _START_HEAD.size + header_len + body_len
+            and _LENGTH.size + length <= min(len(rest), self._max_frame)
+            and header_len + body_len <= self._limits.message_bytes
+        )
+
+    def _take_whole(self, rest: memoryview) -> tuple[AnyMessage, memoryview]:
+        length, _, _, header_len, _ = _START_HEAD.unpack_from(rest)
+        self._max_frame, self._must_be_whole = self._limits.frame_bytes, False
+        end, body_start = _LENGTH.size + length, _START_HEAD.size + header_len
+        message = self._decoder.decode(rest[_START_HEAD.size : body_start], bytes(rest[body_start:end]))
+        return message, rest[end:]
 
     def _take(self, rest: memoryview) -> memoryview:
         """Moves the next piece of `rest` to where it belongs; what remains of it."""

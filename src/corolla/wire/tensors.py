@@ -27,16 +27,14 @@ class WireTensor:
     activations into logs.
     """
 
-    __slots__ = ("data", "dtype", "shape")
+    __slots__ = ("data", "dtype", "nbytes", "shape")
 
     def __init__(self, dtype: DType, shape: tuple[int, ...], data: Buffer) -> None:
         self.dtype: Final = dtype
         self.shape: Final = shape
         self.data: Final = data
-
-    @property
-    def nbytes(self) -> int:
-        return tensor_bytes(self.dtype, self.shape)
+        self.nbytes: Final = tensor_bytes(dtype, shape)
+        """By dtype and shape; whether `data` has as many is looked at when it is sent."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WireTensor):
@@ -52,5 +50,5 @@ class WireTensor:
 
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes a tensor of this dtype and shape takes on the wire."""
-    return ITEM_BYTES[dtype] * math.prod(shape)
+    """Bytes a tensor of this dtype and shape takes on the wire; 0 of a dtype that does not travel."""
+    return ITEM_BYTES.get(dtype, 0) * math.prod(shape)

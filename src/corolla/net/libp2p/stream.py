@@ -90,20 +90,23 @@ class SocketStream:
                 self._keep(views)
                 return
             try:
-                self._keep(_after(views, self._send(views)))
+                num_sent = self._send(views)
             except OSError as fault:
                 self._give_up_writing(fault)
                 return
-            if self._unsent:
+            if num_sent < sum(map(len, views)):
+                self._keep(_after(views, num_sent))
                 self._from_any_thread(self._start_flushing)
 
     def pause_reading(self) -> None:
-        self._is_paused = True
-        self._read_or_not()
+        if not self._is_paused:
+            self._is_paused = True
+            self._read_or_not()
 
     def resume_reading(self) -> None:
-        self._is_paused = False
-        self._read_or_not()
+        if self._is_paused:
+            self._is_paused = False
+            self._read_or_not()
 
     def report_nonsense(self) -> None:
         self._on_nonsense(self)
