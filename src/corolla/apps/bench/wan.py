@@ -25,6 +25,7 @@ from corolla.apps.bench.setup import ONE_THREAD, READY_TIMEOUT_S, describe_setup
 from corolla.apps.processes import Processes
 from corolla.client.model import DistributedModelForCausalLM
 from corolla.errors import SwarmError
+from corolla.wire.messages import HopTiming
 
 SPANS: Final = ("0:3", "3:6", "6:8")
 RTT_MS: Final = 50.0
@@ -44,6 +45,10 @@ class Figures:
 
     step: list[float] = field(default_factory=list[float])
     plain_step: list[float] = field(default_factory=list[float])
+    blocks: list[float] = field(default_factory=list[float])
+    """Of a step: what the servers say that their blocks took, all together."""
+    books: list[float] = field(default_factory=list[float])
+    """Of a step: the steps' time inside the servers beside that, waiting in line and getting the result away."""
     first_on_open: list[float] = field(default_factory=list[float])
     first_on_new: list[float] = field(default_factory=list[float])
     plain_first: list[float] = field(default_factory=list[float])
@@ -101,10 +106,16 @@ def measure(model: Path, address: str, rounds: int) -> str:
 
 
 def _decode(swarm: DistributedModelForCausalLM, plain: torch.nn.Module, figures: Figures) -> None:
-    by_swarm, by_plain = generate(swarm, prompt_of(SHORT), NEW_TOKENS), generate(plain, prompt_of(SHORT), NEW_TOKENS)
+    steps: list[list[HopTiming]] = []
+    with swarm.inference_session(max_length=SHORT + NEW_TOKENS) as session:
+        by_swarm = generate(swarm, prompt_of(SHORT), NEW_TOKENS, on_token=lambda _: steps.append(session.timings))
+    by_plain = generate(plain, prompt_of(SHORT), NEW_TOKENS)
     assert torch.equal(by_swarm.tokens, by_plain.tokens), "the swarm's tokens differ from the local model's"
     figures.step.append(by_swarm.step_s)
     figures.plain_step.append(by_plain.step_s)
+    decoded = steps[1:]  # the first was the prompt
+    figures.blocks.append(statistics.median(sum(hop.compute_s for hop in hops) for hops in decoded))
+    figures.books.append(statistics.median(sum(hop.queue_s + hop.send_s for hop in hops) for hops in decoded))
 
 
 def _first_tokens(swarm: DistributedModelForCausalLM, plain: torch.nn.Module, figures: Figures) -> None:
@@ -146,3 +157,8 @@ def _print(console: Console, figures: Figures) -> None:
     console.print(table)
     over = [1000 * (step - aim) for step, aim in zip(figures.step, aims, strict=True)]
     console.print(f"decode less its aim, round by round: {spread(over, ' ms')}. Tokens equal in every round.")
+    blocks, books = ([1000 * seconds for seconds in taken] for taken in (figures.blocks, figures.books))
+    console.print(
+        f"of a step: {1000 * RING_S:.0f} ms on the wire; by the servers' clocks blocks {spread(blocks, ' ms')} and "
+        f"what is around them {spread(books, ' ms')}; the rest is the client with its head, the daemons and waking up"
+    )
