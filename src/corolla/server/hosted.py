@@ -125,6 +125,7 @@ class HostedSession:
         """
         push = self.push
         push.is_tail, push.route_version, push.replay_on = ask.next is None, ask.route_version, ask.replay_on
+        push.drop_held_replays()
         if ask.is_fresh:
             push.reset(exact=ask.exact)
             self.cache = self.runner.new_cache(self.start, self.stop, self.state.max_tokens)

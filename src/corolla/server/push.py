@@ -37,13 +37,18 @@ class Push:
         self._replies: deque[Output] = deque(maxlen=MAX_RECENT)
         self._held_from: int | None = None
         self._passed_back: list[Output] = []
+        self._held_replays: list[Step] = []
+        """Replayed steps for a next hop that is built anew too, which came before there was a way to it. The journal
+        has them as history only, and what is held back is otherwise sent from its newest steps."""
+        self._held_replay_bytes = 0
 
     @property
     def unsent_bytes(self) -> int:
         """What has been given away and is still here, besides the journal."""
         if self.channel is not None:
-            return self.channel.pending_bytes
-        return sum(output.hidden.nbytes for output in self._passed_back if output.hidden is not None)
+            return self.channel.pending_bytes + self._held_replay_bytes
+        passed_back = sum(output.hidden.nbytes for output in self._passed_back if output.hidden is not None)
+        return passed_back + self._held_replay_bytes
 
     # --- on the device thread
 
@@ -62,7 +67,13 @@ class Push:
         self._replies.clear()
         self._held_from = None
         self._passed_back.clear()
+        self.drop_held_replays()
         self.send_s = 0.0
+
+    def drop_held_replays(self) -> None:
+        """Who goes on has them, or will be sent the history."""
+        self._held_replays.clear()
+        self._held_replay_bytes = 0
 
     def hold(self) -> None:
         """Keep what comes from now on, until `release`."""
@@ -79,7 +90,7 @@ class Push:
         if step.replay:
             self._journal.add_history(step)
             if self.replay_on:
-                self._send(step)
+                self._pass_replay_on(step)
         else:
             self._send(step)  # first: the next server computes while this one files
             self._journal.add(replace(step, timings=[]))
@@ -122,6 +133,7 @@ class Push:
         What comes meanwhile is held back until `release`.
         """
         self._held_from = self._last_step_no + 1
+        self.drop_held_replays()
         return self.copy(from_position, max_tokens, max_bytes, live_from)
 
     def copy(self, from_position: int, max_tokens: int, max_bytes: int, live_from: int) -> list[Step]:
@@ -139,10 +151,21 @@ class Push:
         passed_back, self._passed_back = self._passed_back, []
         for output in passed_back:
             self._transmit(output)
+        replays = list(self._held_replays)
+        self.drop_held_replays()
+        if from_step is None:
+            for step in replays:
+                self._transmit(step)
         held_from, self._held_from = self._held_from, None
         first = held_from if from_step is None else from_step
         if first is not None:
             self.resend(first, live_from)
+
+    def _pass_replay_on(self, step: Step) -> None:
+        self._send(step)
+        if self._held_from is not None:
+            self._held_replays.append(step)
+            self._held_replay_bytes += step.hidden.nbytes
 
     def _send(self, message: Step | Output) -> None:
         if self.channel is None and self._held_from is None:
