@@ -82,6 +82,8 @@ class HostedSession:
     """What the client asked for last, to the next hop (False) and beside the route (True), and is not begun."""
     replaying: set[bool] = field(default_factory=set[bool])
     """Of the two, those that are being sent."""
+    dialling: set[PeerId] = field(default_factory=set[PeerId])
+    """Next hops to which a stream is on its way: a second one would end the first there, and be ended here."""
     reached_next: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     is_cleared: asyncio.Event = field(default_factory=asyncio.Event)

@@ -63,7 +63,8 @@ class Routes:
         if session.ended.is_set() or session.state.route_version != ask.route_version:
             return False
         session.is_on_route = True
-        if ask.next is not None and not session.reached_next.is_set() and not ask.standby:
+        is_missing = not session.reached_next.is_set() and not ask.standby
+        if ask.next is not None and is_missing and ask.next not in session.dialling:
             self._tasks.spawn(self._dial_next(session, ask.next))
         self._replies.opened(session, journal_from)
         return True
@@ -88,11 +89,14 @@ class Routes:
     # --- reaching the next hop
 
     async def _dial_next(self, session: HostedSession, peer: PeerId) -> None:
+        session.dialling.add(peer)
         try:
             channel = session.aside.pop(peer, None) or await self._reach(session, peer)
         except HopFailed as failed:
             self._replies.link_down(session, peer, failed.reason)
             return
+        finally:
+            session.dialling.discard(peer)
         if session.ended.is_set() or session.next != peer or session.reached_next.is_set():
             channel.close()
             return
