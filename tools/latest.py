@@ -38,10 +38,22 @@ def main() -> int:
         python = make_environment(directory, f"transformers=={wanted}" if wanted else "transformers")
         tried = ask(python, "import transformers; print(transformers.__version__)")
         say(f"trying every family on transformers {tried}, torch {version('torch')}")
-        after = {row.family: row for row in survey(python)}
+        return compare(rows_of_table(PAGE.read_text()), survey(python))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return report(rows_of_table(PAGE.read_text()), after)
+
+
+def compare(before: dict[str, Row], rows: Iterator[Row]) -> int:
+    """The report of all that could be tried in time; a survey that was not finished fails."""
+    after: dict[str, Row] = {}
+    try:
+        for row in rows:
+            after[row.family] = row
+    except TimeoutError as error:
+        say(f"{error}; of those {len(after)} families:")
+        report({name: row for name, row in before.items() if name in after}, after)
+        return 1
+    return report(before, after)
 
 
 def make_environment(directory: Path, transformers: str) -> Path:
@@ -59,7 +71,7 @@ def make_environment(directory: Path, transformers: str) -> Path:
 
 
 def survey(python: Path) -> Iterator[Row]:
-    """Each family's row, as it comes."""
+    """Each family's row, as it comes. Raises TimeoutError when it takes too long."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [str(python), "-m", "corolla.models.survey"]
     deadline = time.monotonic() + SURVEY_TIMEOUT_S
@@ -73,7 +85,7 @@ def survey(python: Path) -> Iterator[Row]:
             yield row
             if time.monotonic() > deadline:
                 process.kill()
-                raise SystemExit(f"the survey took more than {SURVEY_TIMEOUT_S} s")
+                raise TimeoutError(f"stopped at {row.family}: the survey took more than {SURVEY_TIMEOUT_S} s")
     sys.stderr.write("\r" + " " * 40 + "\r")
     if process.returncode:
         raise SystemExit(f"the survey ended with code {process.returncode}")

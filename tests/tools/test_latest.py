@@ -73,3 +73,15 @@ def test_a_survey_that_dies_is_not_taken_for_a_short_one(tmp_path, latest):
     python = fake_python(tmp_path, f"print({json.dumps(asdict(BEFORE['llama']))!r}); raise SystemExit(3)")
     with pytest.raises(SystemExit, match="ended with code 3"):
         list(latest.survey(python))
+
+
+def test_a_survey_that_takes_too_long_is_compared_as_far_as_it_came_and_fails(tmp_path, latest, capsys, monkeypatch):
+    monkeypatch.setattr(latest, "SURVEY_TIMEOUT_S", 0)
+    python = fake_python(
+        tmp_path, f"print({json.dumps(asdict(row('llama', 'wrong', 'differs')))!r}, flush=True); input()"
+    )
+    assert latest.compare(BEFORE, latest.survey(python)) == 1
+    said = capsys.readouterr().out
+    assert "stopped at llama: the survey took more than 0 s; of those 1 families:" in said
+    assert "  llama: right (cut everywhere) -> wrong (differs)\n" in said
+    assert "rwkv" not in said

@@ -118,6 +118,7 @@ class Front:
     serve: Callable[..., Awaitable[Any]]
     sessions: Callable[[], int]
     """Held by all servers together."""
+    observer: Observer
     model: str = "tiny"
 
     async def chat(self, *messages: dict[str, Any], **asked: Any) -> dict[str, Any]:
@@ -175,12 +176,19 @@ async def open_front(
         stack.push_async_callback(gateway.close)
         own = stack.enter_context(bind(HostPort("ip4", "127.0.0.1", 0)))
         observer = Observer(await swarm.join("observer", is_client=True))
-        app = create_app(gateway, [*page_routes(), *state_routes(observer, gateway.traces, owner_of)])
+        pages = [*page_routes(), *state_routes(observer, gateway.traces, owner_of)]
+        app = create_app(gateway, pages, lambda: observer.silent)
         await stack.enter_async_context(serving(app, own, head_timeout_s=head_timeout_s, linger=linger or Linger()))
         url = url_of(own)
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
         yield Front(
-            url, gateway, swarm, http, serve, lambda: sum(len(handler.sessions) for handler in swarm.handlers.values())
+            url,
+            gateway,
+            swarm,
+            http,
+            serve,
+            lambda: sum(len(handler.sessions) for handler in swarm.handlers.values()),
+            observer,
         )
 
 

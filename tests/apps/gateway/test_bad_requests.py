@@ -257,6 +257,22 @@ def test_missing_blocks_are_named_and_the_gateway_says_it_is_not_ready(front: Fr
     run(told())
 
 
+def test_servers_that_do_not_answer_are_not_counted_on_by_ready(front: Fronts) -> None:
+    async def told() -> None:
+        async with front(spans=("0:3", "3:6"), keep_s=0) as it:
+            assert (await it.http.get("/ready")).status_code == 200
+            view = it.gateway.swarm.router(it.gateway.models["tiny"].served).view
+            [last] = [server.peer for server in view.servers.values() if server.start == 3]
+            it.swarm.network.kill(last)
+            await it.observer.look()
+            await it.observer.look()
+            ready = await it.http.get("/ready")
+            assert ready.status_code == 503
+            assert "3:6" in ready.json()["lacking"]["tiny"]
+
+    run(told())
+
+
 def test_a_session_that_no_server_has_room_for_is_answered_with_the_numbers(front: Fronts) -> None:
     async def told() -> None:
         async with front(cache_tokens=64) as it:

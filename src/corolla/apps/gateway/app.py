@@ -1,6 +1,6 @@
 """The ASGI application of a gateway: endpoints, and what stands in front of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from starlette.middleware.cors import CORSMiddleware
@@ -13,11 +13,15 @@ from corolla.apps.gateway.gateway import Gateway
 from corolla.apps.gateway.middleware import Guard
 from corolla.apps.gateway.openai import OpenAiApi
 from corolla.apps.gateway.openapi import describe
+from corolla.ids import PeerId
+
+Silent = Callable[[], frozenset[PeerId]]
+"""Servers that are announced and do not answer, as last seen."""
 
 
-def create_app(gateway: Gateway, pages: Sequence[BaseRoute] = ()) -> ASGIApp:
-    """`pages`: further routes (the chat and swarm pages, `/api/v1/…`)."""
-    routes = [*OpenAiApi(gateway).routes(), *_operations(gateway), *pages]
+def create_app(gateway: Gateway, pages: Sequence[BaseRoute] = (), silent: Silent = frozenset) -> ASGIApp:
+    """`pages`: further routes (the chat and swarm pages, `/api/v1/…`). `silent`: whom `/ready` does not count on."""
+    routes = [*OpenAiApi(gateway).routes(), *_operations(gateway, silent), *pages]
     guarded = Guard(Router(routes), gateway)
     if not gateway.config.cors_origins:
         return guarded
@@ -29,12 +33,12 @@ def create_app(gateway: Gateway, pages: Sequence[BaseRoute] = ()) -> ASGIApp:
     )
 
 
-def _operations(gateway: Gateway) -> list[Route]:
+def _operations(gateway: Gateway, silent: Silent) -> list[Route]:
     async def health(_request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
     async def ready(_request: Request) -> Response:
-        lacking = await gateway.lacking()
+        lacking = await gateway.lacking(silent())
         is_ready = len(lacking) < len(gateway.models)
         content = {"status": "ready" if is_ready else "not ready", "lacking": lacking}
         return Response(msgspec.json.encode(content), 200 if is_ready else 503, media_type="application/json")

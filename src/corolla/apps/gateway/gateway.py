@@ -22,6 +22,7 @@ from corolla.apps.gateway.writing import Piece
 from corolla.client.swarm import Swarm
 from corolla.clock import loop_time
 from corolla.errors import NoRoute, SwarmError
+from corolla.ids import PeerId
 
 Prepare = Callable[[PromptMaker, int], Prepared]
 """Makes a request ready, given the longest context."""
@@ -87,13 +88,13 @@ class Gateway:
             raise ApiError(404, f"there is no model {asked!r} here; served: {served}", "model_not_found", "model")
         return model
 
-    async def lacking(self) -> dict[str, str]:
-        """The models that nobody could use now, and why."""
+    async def lacking(self, silent: frozenset[PeerId] = frozenset()) -> dict[str, str]:
+        """The models that nobody could use now, and why; `silent` servers are not counted on."""
         lacking: dict[str, str] = {}
         for name, model in self.models.items():
             try:
                 async with asyncio.timeout(READY_TIMEOUT_S):
-                    await self.swarm.router(model.served).find_route(tokens_needed=1)
+                    await self.swarm.router(model.served).find_route(tokens_needed=1, without=silent)
             except (NoRoute, SwarmError) as error:
                 lacking[name] = str(error)
             except TimeoutError:

@@ -83,6 +83,11 @@ class Observer:
         """As last seen."""
         return self._state
 
+    @property
+    def silent(self) -> frozenset[PeerId]:
+        """Servers of any model that are announced and did not answer."""
+        return frozenset[PeerId]().union(*(status.silent for status in self._state.models))
+
     async def keep_observed(self) -> None:
         """Look now and again, until cancelled."""
         while True:

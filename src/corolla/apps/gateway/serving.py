@@ -87,7 +87,8 @@ async def run_gateway(
         observer = Observer(transport, served=entries)
         keeper = asyncio.create_task(observer.keep_observed())
         stack.callback(keeper.cancel)
-        app = create_app(gateway, [*page_routes(), *state_routes(observer, gateway.traces, owner_of)])
+        pages = [*page_routes(), *state_routes(observer, gateway.traces, owner_of)]
+        app = create_app(gateway, pages, lambda: observer.silent)
         server = await stack.enter_async_context(serving(app, own, head_timeout_s=config.body_timeout_s))
         on_ready(url_of(own))
         stopped = asyncio.create_task(stop.wait())
