@@ -112,6 +112,24 @@ def test_exit_codes_are_those_of_the_error_tree() -> None:
             assert f"`{error.__name__}`" in said[error.exit_code], error
 
 
+def test_every_module_is_named_in_the_architecture_or_its_folder_is() -> None:
+    text, package = (ROOT / "docs" / "architecture.md").read_text(), ROOT / "src" / "corolla"
+    unnamed = [
+        name
+        for path in package.rglob("*.py")
+        if path.name not in ("__init__.py", "__main__.py")
+        and f"`{(name := path.relative_to(package).as_posix())}`" not in text
+        and f"`{path.parent.relative_to(package).as_posix()}/`" not in _folders_told_as_one(text)
+    ]
+    assert not unnamed
+
+
+def _folders_told_as_one(text: str) -> set[str]:
+    """Those that have an entry in the list of files; headings and the table of layers name all of them."""
+    entries = re.findall(r"^- .*$", text[text.index("## The files") :], re.MULTILINE)
+    return set(re.findall(r"`(?:[a-z0-9_]+/)+`", "\n".join(entries)))
+
+
 def test_modules_named_in_the_architecture_exist() -> None:
     named = re.findall(r"`((?:[a-z0-9_]+/)+[a-z0-9_]*(?:\.py)?)`", (ROOT / "docs" / "architecture.md").read_text())
     assert len(named) > 60
