@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent  # not resolved: the tools stand beside the venv's python, not the system's
 HARD_LIMIT_FACTOR = 3
 """How many budgets a part may take before it is killed: a loaded machine is slow, a hang is not."""
+LEAST_TESTS_LIMIT_S = 900
+"""What tests may take at least: one that hangs ends by a limit of its own, long before."""
 DRAIN_S = 2.0
 """A process that outlives its part may hold the pipe open; its output is not waited for longer than this."""
 TAIL_BYTES = 8192
@@ -51,10 +53,12 @@ class Part:
     has_tests: bool = False
     runs_beside: bool = False
     """Beside all other parts, on what they leave of the processors: for parts that no clock but their limit sees."""
+    least_limit_s: float = 0.0
+    """It is not killed before that, whatever its budget."""
 
     @property
     def limit_s(self) -> float:
-        return self.budget_s * HARD_LIMIT_FACTOR
+        return max(self.budget_s * HARD_LIMIT_FACTOR, self.least_limit_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ def pytest_part(name: str, marker: str, budget_s: float, *, share: str, runs_bes
     """`share`: how the workers divide the tests: "worksteal" evenly, "loadfile" a file to one, with its fixtures."""
     command = (sys.executable, "-m", "pytest", "-m", marker, "--durations=5", "--durations-min=2")
     limits = (f"--timeout={budget_s * HARD_LIMIT_FACTOR:.0f}",) if runs_beside else ()
-    return Part(name, (*command, "-n", WORKERS, "--dist", share, *limits), budget_s, True, runs_beside)
+    words = (*command, "-n", WORKERS, "--dist", share, *limits)
+    return Part(name, words, budget_s, True, runs_beside, LEAST_TESTS_LIMIT_S)
 
 
 CHECK = (

@@ -137,6 +137,7 @@ def run(deeds: Sequence[Deed], *, exact: bool, lives: bool = False) -> list[byte
     return run_virtual(told())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rewrites", [False, True], ids=["plain", "trims and gathers"])
 def test_an_exact_session_in_bf16_is_bitwise_the_same_through_every_kill(rewrites: bool) -> None:
     differ = []
@@ -174,6 +175,7 @@ async def feed(session: Session, numbers: list[int]) -> list[int]:
     return numbers_of(output)
 
 
+@pytest.mark.full
 def test_every_kind_of_life_goes_well_in_exact_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Freezes, cuts, drains and joins too, with trims and gathers, on spans of hashes."""
     monkeypatch.setattr(chaos, "CONFIG", replace(chaos.CONFIG, exact=True))

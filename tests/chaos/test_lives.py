@@ -21,7 +21,7 @@ import pytest
 from corolla.apps.sim import chaos
 from corolla.apps.sim.chaos import live
 
-FAST_SEEDS = range(80)
+FAST_SEEDS = range(40)
 ALL_SEEDS = range(10_000)
 """What `make test` lives through."""
 LIVES_AT_A_TIME = 100

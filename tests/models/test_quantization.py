@@ -26,7 +26,8 @@ def hidden(num_tokens=NUM_TOKENS, rows=1, seed=0):
     return torch.randn(rows, num_tokens, 128, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("quantization", "bits"), [pytest.param("int8", 8, marks=pytest.mark.full), ("nf4", 4)])
+@pytest.mark.full
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("nf4", 4)])
 def test_quantized_blocks_take_the_memory_that_was_said(quantization, bits, checkpoint):
     span = load_span(checkpoint, 1, 4, quantization=quantization)
     needs = describe_model(checkpoint, quantization=quantization).span(1, 4)

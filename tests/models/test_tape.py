@@ -6,7 +6,7 @@ import torch
 from corolla.models.cache import GROWTH_TOKENS
 from corolla.models.loading import load_span
 
-TAPED = ("llama", "qwen3", "gpt2", "phi")
+TAPED = ("llama", "qwen3", *(pytest.param(family, marks=pytest.mark.full) for family in ("gpt2", "phi")))
 PROMPT_TOKENS = 5
 
 

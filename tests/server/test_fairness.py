@@ -86,6 +86,7 @@ def test_so_it_does_for_a_client_who_is_far_away(pause_s: float) -> None:
     assert beside < 1.5 * alone
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 def test_nobody_starves_and_who_is_alone_has_everything(flood: list[Work]) -> None:
     def busy_s(took: dict[str, list[float]]) -> float:

@@ -381,6 +381,7 @@ def share_after_one_round(seed: int) -> int:
     return max(Counter(route.hops[0].peer for route in second).values())
 
 
+@pytest.mark.full
 def test_clients_that_start_together_spread_after_one_round_of_replies() -> None:
     larger = sorted(share_after_one_round(seed) for seed in range(1000))
     assert larger[949] <= 12

@@ -21,6 +21,8 @@ from corolla.models.loading import load_span
 from corolla.models.source import open_source
 from corolla.models.testing_hub import Fault, run_local_hub
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "architectures": ["LlamaForCausalLM"]}
 
 
