@@ -71,7 +71,7 @@ def test_no_process_outlives_its_parent(end: Callable[[subprocess.Popen[bytes]],
     family = psutil.Process(parent.pid).children(recursive=True)
     assert len(family) >= 4  # two peers, each with its network daemon
     end(parent)
-    parent.wait(timeout=20)
+    parent.wait(timeout=STOP_TIMEOUT_S + 60)
     parent.stdout.close()
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive

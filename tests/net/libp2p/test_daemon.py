@@ -1,6 +1,7 @@
 """The daemon: ours from start to end, whatever happens to us."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -54,11 +55,12 @@ def test_it_opens_no_port_but_the_one_it_was_told(short_dir: Path) -> None:
 
 def open_ports(pid: int) -> set[int]:
     """TCP ports it listens on and UDP ports it has bound, from the system's own tables."""
-    inodes = {
-        os.readlink(entry).partition("[")[2].rstrip("]")
-        for entry in Path(f"/proc/{pid}/fd").iterdir()
-        if os.readlink(entry).startswith("socket:")
-    }
+    inodes: set[str] = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            what = os.readlink(entry)
+            if what.startswith("socket:"):
+                inodes.add(what.partition("[")[2].rstrip("]"))
     ports: set[int] = set()
     for table in ("tcp", "tcp6", "udp", "udp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
