@@ -55,7 +55,8 @@ class Mender:
         self._substitutes = substitutes
         self._mover = mover
         self._wait_s = wait_s
-        self._faults: list[tuple[Hop, SwarmError]] = []
+        self._faults: list[tuple[Hop, SwarmError, bool]] = []
+        """Whose, what, and whether we fed that server then."""
         self._fruitless = 0
         """Recoveries since the last answer."""
         self._troubled_since = 0.0
@@ -67,7 +68,7 @@ class Mender:
         return bool(self._faults)
 
     def on_fault(self, hop: Hop, error: SwarmError) -> None:
-        self._faults.append((hop, error))
+        self._faults.append((hop, error, self._ring.feeds(hop)))
 
     def on_answer(self) -> None:
         """A step was answered: the route works."""
@@ -80,7 +81,7 @@ class Mender:
     async def prepare(self) -> None:
         """Mend what broke since the last run, before anything new is sent; now links may be tried again, too."""
         must = False
-        for hop, error in self._faults:
+        for hop, error, _ in self._faults:
             if isinstance(error, LinkDown) and hop in self._ring.hops:
                 must |= self._judge_link(hop, error.peer)
         must |= self._ring.join_again()
@@ -101,9 +102,9 @@ class Mender:
         """
         faults, self._faults = self._faults, []
         must = False
-        for hop, error in faults:
+        for hop, error, is_fed_by_us in faults:
             if hop in self._ring.hops:  # else of a place that has been replaced since
-                must |= await self._judge(hop, error)
+                must |= await self._judge(hop, error, is_fed_by_us=is_fed_by_us)
         if must:
             self._count_fruitless(faults[-1][1])
             await asyncio.sleep(RETRY_PAUSES_S[min(self._fruitless - 1, len(RETRY_PAUSES_S) - 1)])
@@ -123,11 +124,10 @@ class Mender:
             self._ring.part_link(index)
         await self._recover(must=True)
 
-    async def _judge(self, hop: Hop, error: SwarmError) -> bool:
+    async def _judge(self, hop: Hop, error: SwarmError, *, is_fed_by_us: bool) -> bool:
         """Whether a route must be taken anew, though nobody may be lost."""
         if isinstance(error, LinkDown):
             return self._judge_link(hop, error.peer)
-        is_fed_by_us = hop.start in self._ring.heads
         self._confessions += isinstance(error, Faulty)
         if self._confessions >= MAX_CONFESSIONS:
             raise error

@@ -121,6 +121,7 @@ class Ring:
         self._wire_dtype: DType = wire_dtype
         self._steps = steps
         self._replays = Replays(self._session, steps, self.segments)
+        self._fed: frozenset[int] = frozenset()
 
     @property
     def heads(self) -> Mapping[int, Journal]:
@@ -175,6 +176,13 @@ class Ring:
         live = next((pending for pending in self._steps.pending.values() if pending.is_live), None)
         return None if live is None else self.hops[self.segments.tail_of(live.at, self.hops)]
 
+    def feeds(self, hop: Hop) -> bool:
+        """Whether its steps come from us, and not from another server, on the route that was opened last.
+
+        A segment that has begun there since does not count yet: what it says is still of steps that another sent.
+        """
+        return hop.start in self._fed
+
     def has_lost(self, peer: PeerId) -> bool:
         return any(hop.peer == peer and hop.error is not None for hop in self.hops)
 
@@ -185,7 +193,7 @@ class Ring:
 
     def server_before(self, hop: Hop) -> PeerId | None:
         """Who pushes on to this hop; None: the client does."""
-        return None if hop.start in self.heads else self.hops[self.hops.index(hop) - 1].peer
+        return None if self.feeds(hop) else self.hops[self.hops.index(hop) - 1].peer
 
     def part_at(self, start: int, *, on_suspicion: bool = False) -> None:
         """From now on the client passes on what comes to this block; what came before was not kept.
@@ -234,7 +242,7 @@ class Ring:
         segment = self.segment_of(hop)
         problem = self.segments.flaw_of_replayed(output, segment)
         if problem is not None:
-            if hop.start in self.heads:
+            if self.feeds(hop):
                 self.drop(hop, HopFailed(hop.peer, problem))
             else:
                 self._listener.on_fault(hop, WrongAnswer(problem))
@@ -304,6 +312,7 @@ class Ring:
                 old.close()
         self.hops = hops
         self.places = list(places)
+        self._fed = frozenset(self.heads)
         asks = [self._ask(places, index) for index in range(len(places))]
         ends = self._ends()
         answers, connections = await asyncio.gather(

@@ -343,7 +343,7 @@ class Session:
             return
         want = self._ring.segments.want_at(pending, pending.at)
         problem = flaw_of(output, pending, want, num_blocks=self.model.num_blocks)
-        if problem is not None and hop.start not in self._ring.heads:
+        if problem is not None and not self._ring.feeds(hop):
             self._mender.on_fault(hop, WrongAnswer(problem))
             self._news.set()
             return
