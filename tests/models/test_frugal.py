@@ -26,6 +26,79 @@ assert list(columns) == [1, 0], columns
 """
 
 
+NO_COMPILER = """
+import sys, torch
+from corolla.models.frugal import import_modeling
+import_modeling()
+import corolla.client.model, corolla.server.hosting
+import transformers.models.llama.modeling_llama
+from torch.utils._python_dispatch import TorchDispatchMode
+class Mode(TorchDispatchMode):  # which torch tells its compiler to leave alone
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+with Mode():
+    assert torch.ones(2).sum() == 2
+assert not hasattr(sys.modules["torch._dynamo"], "__file__"), "the compiler came along"
+assert "sympy" not in sys.modules and "torch.distributed.tensor" not in sys.modules
+"""
+
+AS_ALWAYS = (
+    NO_COMPILER
+    + """
+from transformers.integrations import finegrained_fp8, deepgemm
+from transformers.masking_utils import TransformGetItemToIndex
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+%s
+import torch._dynamo
+assert torch._dynamo.__file__ and sys.modules["torch._dynamo"] is torch._dynamo
+assert torch._dynamo.config is sys.modules["torch._dynamo.config"]
+from torch._dynamo import trace_rules
+assert id(finegrained_fp8._load_finegrained_fp8_kernel) in trace_rules._allowed_callable_ids, "not told"
+assert any(getattr(each, "_dynamo_marked_constant", False) for each in vars(deepgemm).values())
+assert not any(type(finder).__module__.startswith("corolla") for finder in sys.meta_path)
+with Mode():
+    assert torch.ones(2).sum() == 2
+values = torch.arange(3)
+with TransformGetItemToIndex():
+    rows = torch.vmap(lambda at: values[at])(torch.tensor([2, 0]))
+assert rows.tolist() == [2, 0]
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(NO_COMPILER, id="left-out"),
+        pytest.param(AS_ALWAYS % "torch.compile(lambda x: x, backend='eager')(torch.ones(2))", id="who-compiles"),
+        pytest.param(AS_ALWAYS % "from torch._dynamo.exc import Unsupported", id="who-imports-a-part"),
+        pytest.param(AS_ALWAYS % "import torch._dynamo.config as config; config.verbose", id="who-sets-it"),
+        pytest.param(AS_ALWAYS % "import corolla.models.recording as r; r.symbols()", id="who-records"),
+    ],
+)
+def test_torchs_compiler_is_imported_by_what_needs_it_and_not_before(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+SHARDS = """
+import os, sys
+os.environ["WORLD_SIZE"] = "2"
+from corolla.models.frugal import import_modeling
+import_modeling()
+from transformers.distributed import tensor_parallel
+assert "torch.distributed.tensor" in sys.modules and tensor_parallel.DTensor
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_torchrun_started_can_shard() -> None:
+    done = subprocess.run([sys.executable, "-c", SHARDS], capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_scipy_is_imported_by_what_needs_it_and_not_before() -> None:
     done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, timeout=250, check=False)

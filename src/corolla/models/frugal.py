@@ -9,15 +9,20 @@ import ctypes
 import gc
 import importlib
 import mmap
+import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final, cast
+from typing import Any, Final
+
+from corolla.models.compiler import put_off_compiler
 
 _MODELS: Final = "transformers.modeling_utils"
 _LOSSES: Final = "transformers.loss."
+_QUESTIONS: Final = ("transformers.utils.import_utils", "transformers.utils")
+_ABOUT_SCIPY: Final = "is_scipy_available"
 _FROM_SCIPY: Final = "linear_sum_assignment"
 
 _LIBRARY_CODE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-.p \S+ \S+ \d+ +/.*\.so[.\d]*$")
@@ -27,33 +32,57 @@ _LEAST_KB: Final = 256
 
 
 def import_modeling() -> None:
-    """Import transformers' models, without the scipy that its losses for object detection would bring along.
+    """Import transformers' models, without what they bring along for others: compiling, sharding, detecting objects.
 
-    transformers does without where scipy is not installed, but hivemind asks for it. So transformers is told that it
-    is not there, for the time of this import; those losses then find it when they are called.
+    transformers does without scipy, and without a torch that has no `torch.distributed`, where those are not there. So
+    for the time of this import it is told that they are not. Whoever shards models with transformers beside corolla
+    has them: as in a process that torchrun started, or one that imported `transformers.modeling_utils` before.
     """
-    utils = cast("Any", importlib.import_module("transformers.utils"))
-    is_available = getattr(utils, "is_scipy_available", None)
-    if is_available is None or "scipy.optimize" in sys.modules or _MODELS in sys.modules:
-        importlib.import_module(_MODELS)
+    if _MODELS in sys.modules:
         return
-    utils.is_scipy_available = _says_no
-    try:
+    absent: list[str] = []
+    if "scipy.optimize" not in sys.modules:
+        absent.append(_ABOUT_SCIPY)
+    if not _may_shard():
+        absent.append("is_torch_distributed_available")
+    put_off_compiler()
+    with _told_absent(absent):
         importlib.import_module(_MODELS)
+
+
+def _may_shard() -> bool:
+    return "RANK" in os.environ or "WORLD_SIZE" in os.environ or "torch.distributed.tensor" in sys.modules
+
+
+@contextmanager
+def _told_absent(questions: Sequence[str]) -> Iterator[None]:
+    """transformers' own questions after libraries, answered with no; those after scipy only until the block ends."""
+    asked = [
+        (module, name, getattr(module, name))
+        for module in map(importlib.import_module, _QUESTIONS)
+        for name in questions
+        if hasattr(module, name)
+    ]
+    for module, name, _ in asked:
+        setattr(module, name, _says_no)
+    try:
+        yield
     finally:
-        utils.is_scipy_available = is_available
-        for name, module in list(sys.modules.items()):
-            if name.startswith(_LOSSES) and vars(module).get("is_scipy_available") is _says_no:
-                _give_scipy_back(module, is_available)
+        for module, name, answer in asked:
+            setattr(module, name, answer)
+            if name == _ABOUT_SCIPY:
+                _give_scipy_back(answer)
 
 
 def _says_no() -> bool:
     return False
 
 
-def _give_scipy_back(module: ModuleType, is_available: object) -> None:
-    vars(module)["is_scipy_available"] = is_available
-    vars(module).setdefault(_FROM_SCIPY, _linear_sum_assignment)
+def _give_scipy_back(is_available: object) -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_LOSSES) and vars(module).get(_ABOUT_SCIPY) is _says_no:
+            vars(module)[_ABOUT_SCIPY] = is_available
+            vars(module).setdefault(_FROM_SCIPY, _linear_sum_assignment)
 
 
 def _linear_sum_assignment(*args: Any, **kwargs: Any) -> Any:

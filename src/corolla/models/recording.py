@@ -8,11 +8,10 @@ So what was recorded is what the forward does at every position.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -20,6 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from corolla.models.cache import GrowingLayer
 from corolla.models.dataless import VALUE_DEPENDENT, grouped_mm_without_data, operation_name, tensors_in
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 MIN_TOKENS: Final = 2
 """What is known of the number of positions: torch takes lengths of 0 and 1 apart in ways that do not show."""
@@ -77,12 +79,19 @@ Run = Callable[[Tensor, Tensor, "RecordedLayers"], object]
 """`run(hidden, position_ids, layers)`: one decode step of the family's forward, over a cache of these layers."""
 
 
+def symbols() -> "ShapeEnv":
+    """Where numbers without a value come from. Seconds, the first time: sympy is imported, and torch's compiler."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return ShapeEnv(allow_scalar_outputs=False)
+
+
 def record(model: nn.Module, blocks: Mapping[int, nn.Module], hidden: Tensor, run: Run) -> Recording:
     """What `run` does for a hidden state like `hidden`. `model`, of which `blocks` are parts, is left as it was.
 
     Raises CannotRecord, or whatever the family's code raises without data.
     """
-    num_tokens = cast("int", ShapeEnv(allow_scalar_outputs=False).create_unbacked_symint())
+    num_tokens = cast("int", symbols().create_unbacked_symint())
     torch._check(num_tokens >= MIN_TOKENS)  # pyright: ignore[reportPrivateUsage] - torch's own word for what is known of a symbol
     position_ids = torch.empty(1, 1, dtype=torch.int64, device=_META)
     recording = Recording(torch.empty_like(hidden, device=_META), position_ids, num_tokens)

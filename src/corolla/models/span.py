@@ -173,8 +173,11 @@ class Span:
     def use_tapes(self) -> bool:
         """Take tapes for decode steps of one row from here on, where the family can be recorded (`tape.py`).
 
-        Whether all of the span's blocks have one; those of a part are found when a session first needs it.
+        Whether all of the span's blocks have one; those of a part are found when a session first needs it. Sessions may
+        be under way: what they computed so far stays right.
         """
+        if self._recording is not None:
+            return self._tape(self.start, self.end) is not None
         if self.dataflow.needs_token_ids or not self.new_cache(1).grows_only:
             return False
         try:

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, cast
 
 import torch
@@ -102,13 +103,19 @@ class Host:
         span = load_span(
             self.checkpoint, start, end, dtype=self._dtype, device=config.device, quantization=config.quantization
         )
-        if config.quantization == "none":  # quantized layers keep state of their own, which a recording could disturb
-            span.use_tapes()
-        speed = remembered_speed(span, self._key(span.dtype, span.num_blocks), self._speeds_file)
+        key = self._key(span.dtype, span.num_blocks)
+        speed = remembered_speed(span, key, self._speeds_file, prepare=partial(self.use_tapes, span))
         give_back_freed()
         seconds = round(time.perf_counter() - began, 1)
         log.info("span loaded", extra={"blocks": f"{start}:{end}", "read_bytes": span.read_bytes, "seconds": seconds})
         return LoadedSpan(span, speed)
+
+    def use_tapes(self, span: Span) -> None:
+        """Let decode steps run from tapes. On the thread that computes steps; takes some of its time."""
+        if (
+            self.config.quantization == "none"
+        ):  # quantized layers keep state of their own, which a recording could disturb
+            span.use_tapes()
 
     def remember(self, span: Span, speed: Speed) -> None:
         """Keep for the next start what real work has shown."""
@@ -151,7 +158,9 @@ class SpanLoader:
 
     def _load(self, span: range) -> LoadedSpan:
         _give_back_memory()  # of blocks that nobody holds any more
-        return self._host.load(span.start, span.stop)
+        loaded = self._host.load(span.start, span.stop)
+        self._host.use_tapes(loaded.span)
+        return loaded
 
 
 def _give_back_memory() -> None:

@@ -5,12 +5,14 @@ the time until `ready`. Nothing is announced before the span has passed its self
 """
 
 import asyncio
+import gc
 import logging
 import random
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from corolla.errors import SwarmError
@@ -32,8 +34,10 @@ from corolla.server.executor import DeviceThread
 from corolla.server.moving import Placement
 from corolla.server.publisher import Lifetimes, claimed_span
 from corolla.server.serving import ServedSpan, announcement_of, serve_span
+from corolla.server.tasks import Tasks
 
 if TYPE_CHECKING:
+    from corolla.models.span import Span
     from corolla.server.handler import Handler
     from corolla.server.hosting import Host, LoadedSpan, Room
     from corolla.server.speed import Speed
@@ -159,14 +163,28 @@ async def _serve(
         if not broken.done():
             broken.set_result(error)
 
+    device = DeviceThread()
     async with serve_span(
-        transport, runner, DeviceThread(), host.config, served, placement=placement, on_broken=note_broken
+        transport, runner, device, host.config, served, placement=placement, on_broken=note_broken
     ) as handler:
         with watch(handler, transport) if watch is not None else nullcontext():
             on_ready(Ready(transport.peer, span.start, span.end, tuple(transport.addresses)))
-            await until_stopped(stop, transport, broken)
+            tasks = Tasks()
+            tasks.spawn(_use_tapes(host, device, span))
+            try:
+                await until_stopped(stop, transport, broken)
+            finally:
+                await tasks.close(grace_s=0)
     if isinstance(handler.runner, TorchSpanRunner):  # not on the way from span to span
         host.remember(handler.runner.span, (handler.meter.decode_tokens_per_s, handler.meter.prefill_tokens_per_s))
+
+
+async def _use_tapes(host: "Host", device: DeviceThread, span: "Span") -> None:
+    """While it serves: what a recording needs of torch takes as long to import as half of the start."""
+    from corolla.models.recording import symbols
+
+    await asyncio.to_thread(symbols)
+    await device.call(partial(host.use_tapes, span))
 
 
 def _served(host: "Host", speed: "Speed") -> ServedSpan:
@@ -232,5 +250,6 @@ def _begin(config: ServerConfig, checkpoint: Checkpoint, which: Fingerprint) -> 
     import_modeling()
     from corolla.server.hosting import Host
 
+    gc.freeze()  # a million objects that stay: no collection, whether we or Python call for it, looks at them again
     host = Host(config, checkpoint, which)
     return host, host.begin()

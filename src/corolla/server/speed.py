@@ -7,6 +7,7 @@ real work. It depends on the model, the device, the number format and how many b
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -45,13 +46,15 @@ class SpeedKey:
         return f"{self.model} {_device_name(torch.device(self.device))} {held} {self.num_blocks}"
 
 
-def remembered_speed(span: Span, key: SpeedKey, file: Path) -> Speed:
+def remembered_speed(span: Span, key: SpeedKey, file: Path, *, prepare: Callable[[], object] | None = None) -> Speed:
     """As measured at an earlier start on this device, else measured now and written into `file`.
 
-    A file that cannot be read or written costs a measurement, nothing more.
+    `prepare` is called before a measurement. A file that cannot be read or written costs a measurement, nothing more.
     """
     if (known := recall_speed(key, file)) is not None:
         return known
+    if prepare is not None:
+        prepare()
     measured = measure_speed(span)
     remember_speed(key, measured, file)
     return measured
