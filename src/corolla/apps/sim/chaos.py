@@ -41,7 +41,7 @@ CONFIG = ClientConfig(wait_for_servers_s=300.0, step_timeout_s=240.0, shun_s=20.
 LIVES_PER_REPEATED = 4
 ANEW = 0.15
 """Of the runs, those that begin another session."""
-SETTLE_S = 15.0
+SETTLE_S = 10.0
 """Long enough after a life for the silent to be found dead."""
 
 
