@@ -1,13 +1,16 @@
-"""Every family's report, one after the other, and what to make of them: a table, and what changed between two.
+"""Every family's report, and what to make of them: a table, and what changed between two.
 
 `python -m corolla.models.survey` prints one JSON object a family, for `tools/latest.py`, which runs it in an
 environment with another transformers. The table is part of `docs/families.md`; the test of the families keeps it true.
 """
 
 import json
+import multiprocessing
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,11 +35,19 @@ class Row:
     remark: str
 
 
-def survey(families: Iterable[str]) -> Iterator[FamilyReport]:
-    """Try families, each in a directory of its own that is gone afterwards."""
-    for family in families:
-        with tempfile.TemporaryDirectory(prefix="corolla-family-") as directory:
-            yield try_family(family, Path(directory))
+def survey(families: Sequence[str]) -> Iterator[FamilyReport]:
+    """Try families, as many at a time as there are processors, and tell of them in this order."""
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        os.cpu_count(), mp_context=fresh, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        yield from pool.map(try_apart, families)
+
+
+def try_apart(family: str) -> FamilyReport:
+    """In a directory of its own that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="corolla-family-") as directory:
+        return try_family(family, Path(directory))
 
 
 def as_row(report: FamilyReport) -> Row:
@@ -121,7 +132,6 @@ def with_table(page: str, table: str) -> str:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     for report in survey(sys.argv[1:] or known_families()):
         sys.stdout.write(json.dumps(asdict(as_row(report))) + "\n")
         sys.stdout.flush()
