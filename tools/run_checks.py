@@ -37,6 +37,8 @@ LEAST_TESTS_LIMIT_S = 900
 DRAIN_S = 2.0
 """A process that outlives its part may hold the pipe open; its output is not waited for longer than this."""
 TAIL_BYTES = 8192
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}
+"""Nine processes read all tests, and what pytest makes of them (a third of their start) is kept for the next."""
 NICENESS = 15
 """Of what runs beside the others: it takes what they leave, and a small share (3 %) where they leave nothing."""
 
@@ -205,7 +207,7 @@ def start(part: Part, output: int | IO[Any]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - the commands above, no shell
         part.command,
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        env=os.environ | ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

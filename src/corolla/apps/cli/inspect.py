@@ -54,11 +54,13 @@ def command(
     configuration and the headers of its files are read. Memory is that of weights and of one session's cache; a server
     takes some 0.5 GB for itself besides.
     """
+    from corolla.models.frugal import import_modeling
     from corolla.models.source import open_model_source
 
     with progress("looking the model over") as shown:
         checkpoint = open_model_source(model, source, progress=shown.progress, say=shown.say)
-    import torch  # takes seconds, and what cannot be opened can be said before
+    import_modeling()  # takes seconds, and what cannot be opened can be said before
+    import torch
 
     from corolla.apps.inspect import page
     from corolla.models.description import describe_model

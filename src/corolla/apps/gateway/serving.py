@@ -18,6 +18,7 @@ from corolla.client.config import ClientConfig
 from corolla.client.swarm import join_swarm
 from corolla.errors import BadInput, SwarmError
 from corolla.models.source_options import SourceOptions
+from corolla.models.frugal import import_modeling
 from corolla.models.transfer import TellSometimes, WhileWanted
 from corolla.net.libp2p.addresses import HostPort
 from corolla.net.libp2p.config import NetworkConfig
@@ -105,6 +106,7 @@ async def run_gateway(
 
 def load_while_wanted(options: GatewayOptions, is_left: threading.Event) -> "dict[str, GatewayModel]":
     """Local halves by display name; a download is logged, and ended with SwarmError once `is_left` is set."""
+    import_modeling()  # before anything imports transformers' models in its own way
     from corolla.apps.gateway.models import load_models
 
     progress = WhileWanted(TellSometimes(log.info), is_left)
