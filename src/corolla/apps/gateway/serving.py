@@ -17,8 +17,8 @@ from corolla.apps.gateway.keys import ApiKey
 from corolla.client.config import ClientConfig
 from corolla.client.swarm import join_swarm
 from corolla.errors import BadInput, SwarmError
-from corolla.models.source_options import SourceOptions
 from corolla.models.frugal import import_modeling
+from corolla.models.source_options import SourceOptions
 from corolla.models.transfer import TellSometimes, WhileWanted
 from corolla.net.libp2p.addresses import HostPort
 from corolla.net.libp2p.config import NetworkConfig
