@@ -3,8 +3,10 @@
 import json
 import re
 import socket
+import time
 import urllib.request
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +17,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from corolla.apps.gateway.metrics import GatewayMetrics
+from corolla.apps.metrics import server
 from corolla.apps.metrics.dht import DhtMetrics
 from corolla.apps.metrics.server import ServerMetrics, metrics_page
 from corolla.apps.sim.swarm import MemorySwarm
@@ -94,6 +97,36 @@ def test_the_page_is_there_while_the_server_serves_and_a_taken_port_is_named() -
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1)  # noqa: ASYNC210 - a thread answers
 
     run_virtual(told())
+
+
+def test_callers_who_say_nothing_take_no_more_threads_than_there_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CALLERS", 3)
+
+    async def told() -> None:
+        async with MemorySwarm(num_blocks=4) as swarm:
+            handler = await swarm.serve("a", "0:4")
+            transport = cast("Any", SimpleNamespace(dht_traffic=DhtTraffic(), turned_away={}))
+            port = free_port()
+            with metrics_page(HostPort("ip4", "127.0.0.1", port), handler, transport):
+                silent = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(3)]
+                with socket.create_connection(("127.0.0.1", port), timeout=5) as too_many:
+                    assert too_many.recv(1) == b""
+                for each in silent:
+                    each.close()
+                for _ in range(100):  # their threads notice soon, not at once
+                    with suppress(httpx.TransportError):
+                        assert answer(port, "health") == (200, "ok")
+                        return
+                    time.sleep(0.1)  # noqa: ASYNC251 - a thread answers
+                raise AssertionError("the places of those who left are not given to others")
+
+    run_virtual(told())
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
 def answer(port: int, path: str) -> tuple[int, str]:
