@@ -190,5 +190,9 @@ def _write(path: Path, content: bytes) -> None:
     """Whole or not at all, also when two processes write at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    unfinished.write_bytes(content)
-    unfinished.replace(path)
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except OSError:  # a full disk, as a rule: what is there of it would stay for good
+        unfinished.unlink(missing_ok=True)
+        raise

@@ -307,6 +307,18 @@ def test_a_disk_that_is_found_full_when_room_is_taken_costs_no_download(hub, ope
     assert hub.sent_bytes() == sent
 
 
+def test_a_disk_that_is_full_from_the_start_is_said_and_nothing_half_stays(open_here, cache, monkeypatch):
+    def refuse(path, _content):
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(BadInput, match="cannot be used: No space left on device") as refusal:
+        open_here()
+    sentence(refusal)
+    assert not [path for path in (cache / "hub").rglob("*") if path.is_file()]
+
+
 def test_a_cache_that_cannot_be_written_is_named(hub, open_here, tmp_path):
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(BadInput, match=f"{tmp_path}/file.*: cannot be used: Not a directory") as refusal:
