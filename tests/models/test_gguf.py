@@ -112,6 +112,7 @@ TENSOR = struct.pack("<IQQ", 3, 1, 0)
         (FIELD + struct.pack("<Q", (1 << 64) - 1), "field 1 of 1 should lie beyond"),
         (FIELD + struct.pack("<Q1sIIQ", 1, b"a", 9, 0, 1 << 60), "field 1 of 1 should lie beyond"),
         (FIELD + struct.pack("<Q1sI", 1, b"a", 77), "field 1 of 1 is of the unknown type 77"),
+        (struct.pack("<IQQ", 9, 0, 1), "says version 9, known are 2 and 3; the file is damaged, or not GGUF"),
         (TENSOR + struct.pack("<Q1sI", 1, b"a", 1 << 31), "says 2147483648 dimensions, at most 4"),
         (TENSOR + struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 0, 1 << 50), "the last tensor should lie beyond"),
     ],
@@ -120,6 +121,20 @@ def test_a_gguf_file_whose_numbers_lie_is_refused_at_once(text, sentence, tmp_pa
     (tmp_path / "lies.gguf").write_bytes(b"GGUF" + text)
     with pytest.raises(BadInput, match=rf"lies\.gguf: [^\n]*{sentence}[^\n]*$"):
         open_source(tmp_path / "lies.gguf", cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (struct.pack(">IQQ", 3, 0, 0), "is a big-endian GGUF file, and only little-endian ones are read"),
+        (FIELD + struct.pack("<Q1sIIQIQ", 1, b"a", 9, 9, 1, 4, 0), "field 1 of 1 is an array of arrays"),
+    ],
+)
+def test_a_gguf_file_of_a_kind_that_is_not_read_is_refused_without_calling_it_damaged(text, sentence, tmp_path):
+    (tmp_path / "strange.gguf").write_bytes(b"GGUF" + text)
+    with pytest.raises(BadInput, match=rf"strange\.gguf: {sentence}") as refusal:
+        open_source(tmp_path / "strange.gguf", cache_dir=tmp_path / "cache")
+    assert "damaged" not in str(refusal.value)
 
 
 def test_what_is_no_gguf_file_is_refused_whatever_its_name_says(tmp_path):

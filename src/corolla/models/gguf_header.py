@@ -29,6 +29,10 @@ class _Damaged(Exception):
     """A number means nothing."""
 
 
+class _Strange(Exception):
+    """The file may well be in order, but is of a kind that is not read here."""
+
+
 def check_gguf(file: Path) -> None:
     """Raises BadInput, in one sentence, when the file's text does not end in the file or lists what is not there."""
     size = file.stat().st_size
@@ -37,6 +41,8 @@ def check_gguf(file: Path) -> None:
             _Walk(content).whole()
     except _CutOff as fault:
         raise BadInput(f"{file}: has {size} bytes, {fault} should lie beyond; the file is truncated") from None
+    except _Strange as fault:
+        raise BadInput(f"{file}: {fault}") from None
     except _Damaged as fault:
         raise BadInput(f"{file}: {fault}; the file is damaged, or not GGUF") from None
 
@@ -51,6 +57,8 @@ class _Walk:
 
     def whole(self) -> None:
         version = self._uint32("its version")
+        if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
+            raise _Strange("is a big-endian GGUF file, and only little-endian ones are read: take one of those")
         if version not in VERSIONS:
             raise _Damaged(f"says version {version}, known are {' and '.join(map(str, VERSIONS))}")
         num_tensors, num_fields = self._uint64("its counts"), self._uint64("its counts")
@@ -103,6 +111,8 @@ class _Walk:
 
 def _bytes_of(kind: int, what: str) -> int:
     num_bytes = _SCALAR_BYTES.get(kind)
-    if num_bytes is None:  # an array of arrays too: no model has one
+    if kind == _ARRAY:  # the library could read them, but no model has one
+        raise _Strange(f"{what} is an array of arrays, which is not read here")
+    if num_bytes is None:
         raise _Damaged(f"{what} is of the unknown type {kind}")
     return num_bytes
