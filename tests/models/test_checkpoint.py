@@ -112,6 +112,11 @@ BAD_FILES = {
     "empty": ({"single": b""}, "too few .* truncated"),
     "header cut off": ({"single": shard({"a": ENTRY}, b"")[:20]}, "truncated"),
     "gigabyte header": ({"single": shard(b"{}", length=MAX_HEADER_BYTES + 1)}, "the format allows"),
+    "pointer of Git LFS": (
+        {"single": b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"},
+        "a pointer of Git LFS, the weights were not downloaded: run `git lfs pull`",
+    ),
+    "a page in place of the file": ({"single": b"<!DOCTYPE html>" * 50}, "damaged, or not safetensors"),
     "header not json": ({"single": shard(b"\xff\xfe")}, "model.safetensors: is not valid JSON"),
     "data cut off": ({"single": shard({"a": ENTRY}, b"\0" * 15)}, "'a' should end at byte .* truncated"),
     "offset beyond": ({"single": shard({"a": {**ENTRY, "data_offsets": [8, 24]}})}, "truncated"),

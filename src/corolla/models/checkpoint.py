@@ -37,6 +37,8 @@ DTYPE_BITS: Final[dict[str, int]] = {
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "consolidated.00.pth")
+_LFS_POINTER = b"version "
+"""How the text file begins that a clone without Git LFS has in the place of each large one."""
 _BLOCK_COUNT_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 _BLOCK_LIST_KEYS = ("layers_block_type", "layer_types")
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
@@ -222,9 +224,14 @@ def _find_data(file: Path, file_bytes: int) -> int:
         prefix = stream.read(8)
     if len(prefix) < 8:
         raise BadInput(f"{file}: {file_bytes} bytes are too few for a safetensors file; it is truncated")
+    if prefix == _LFS_POINTER:
+        raise BadInput(f"{file}: is a pointer of Git LFS, the weights were not downloaded: run `git lfs pull` there")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
-        raise BadInput(f"{file}: its header claims {length} bytes, the format allows {MAX_HEADER_BYTES}")
+        raise BadInput(
+            f"{file}: its header claims {length} bytes, the format allows {MAX_HEADER_BYTES}; "
+            "the file is damaged, or not safetensors"
+        )
     if 8 + length > file_bytes:
         raise BadInput(f"{file}: its header claims {length} bytes, the file has {file_bytes}; it is truncated")
     return 8 + length
