@@ -1,6 +1,7 @@
 """What a model is said to take is what its spans then take, in memory, download and cache."""
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -129,3 +130,18 @@ def test_a_family_that_cannot_be_cut_is_refused(tmp_path):
     checkpoint = open_checkpoint(write_tiny(tmp_path, "openai-gpt"))
     with pytest.raises(BadInput, match="openai-gpt: nothing runs its blocks over embeddings"):
         describe_model(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"intermediate_size": 104}, r"is \[64, 96\], by config.json it should be \[64, 104\]"),
+        ({"num_key_value_heads": 1}, r"k_proj.weight' is \[32, 64\], by config.json it should be \[16, 64\]"),
+        ({"num_hidden_layers": 9}, r"holds no tensors of block\(s\) 6:9, by config.json there should be 9 blocks"),
+    ],
+)
+def test_files_that_do_not_fit_the_config_get_no_numbers(changes, sentence, tmp_path):
+    config = write_tiny(tmp_path, "llama") / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises(BadInput, match=sentence):
+        describe_model(open_checkpoint(tmp_path))

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from transformers import PreTrainedModel
 
-from corolla.errors import BadInput
+from corolla.errors import BadInput, as_ranges
 from corolla.models.cache import SpanCache, with_calls
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.dataflow import Dataflow
@@ -26,8 +26,8 @@ from corolla.models.family import (
     read_config,
     watch_family,
 )
-from corolla.models.loading import checkpoint_dtype, needed_tensors, place_tensors
-from corolla.models.prequantized import check_not_quantized_twice
+from corolla.models.loading import check_shape, checkpoint_dtype, needed_tensors, place_tensors
+from corolla.models.prequantized import check_not_quantized_twice, quantization_of
 from corolla.models.quantization import Quantization, bytes_when_quantized
 from corolla.models.skeleton import find_blocks, prune, text_config
 
@@ -112,7 +112,11 @@ class ModelDescription:
 def describe_model(
     checkpoint: Checkpoint, *, dtype: torch.dtype | None = None, quantization: Quantization = "none"
 ) -> ModelDescription:
-    """Look a model over without loading it. Raises BadInput when it cannot be cut at all, or not quantized so."""
+    """Look a model over without loading it.
+
+    Raises BadInput when it cannot be cut at all, or not quantized so, or when its files hold blocks of other shapes
+    than the config says, or not all blocks.
+    """
     check_not_quantized_twice(checkpoint, quantization)
     config = read_config(checkpoint)
     family = causal_class(checkpoint, config)
@@ -124,6 +128,8 @@ def describe_model(
     block_bytes = tuple(bytes_when_quantized(block, quantization) for block in find_blocks(outline).blocks)
     parameters = dict(outline.named_parameters())
     downloads = _Downloads.of(checkpoint, outline, dataflow)
+    if quantization_of(checkpoint) is None:  # else they are stored under names and in shapes of their own
+        _check_blocks(checkpoint, outline, downloads)
     prune(outline, 0, 0, keep_ends=True)
     return ModelDescription(
         name=checkpoint.name,
@@ -172,6 +178,19 @@ class _Downloads:
                 side += checkpoint.tensors[name].nbytes
         sizes = tuple(sum(checkpoint.tensors[name].nbytes for name in names) for names in blocks)
         return cls(sizes, tuple(map(checkpoint.lacks, blocks)), side)
+
+
+def _check_blocks(checkpoint: Checkpoint, outline: PreTrainedModel, downloads: _Downloads) -> None:
+    """Numbers of a model that no server could load would mislead."""
+    wanted = outline.state_dict()
+    for name, target, is_as_stored in place_tensors(checkpoint, outline):
+        if is_as_stored and target in wanted:
+            check_shape(checkpoint, name, wanted[target])
+    if empty := [index for index, num_bytes in enumerate(downloads.blocks) if not num_bytes]:
+        raise BadInput(
+            f"{checkpoint.directory}: holds no tensors of block(s) {as_ranges(empty)}, by config.json there should be "
+            f"{len(downloads.blocks)} blocks"
+        )
 
 
 def _block_of_tensor(outline: PreTrainedModel) -> Iterator[tuple[str, int]]:

@@ -192,12 +192,17 @@ def needed_tensors(
             if target in heirs:
                 needed[heirs[target]] = name
             continue
-        info = checkpoint.tensors[name]
-        if is_as_stored and tuple(wanted[target].shape) != info.shape:
-            expected = list(wanted[target].shape)
-            raise BadInput(f"{info.file}: {name!r} is {list(info.shape)}, by config.json it should be {expected}")
+        if is_as_stored:
+            check_shape(checkpoint, name, wanted[target])
         needed[name] = name
     return needed
+
+
+def check_shape(checkpoint: Checkpoint, name: str, expected: torch.Tensor) -> None:
+    """Raises BadInput when the tensor is stored in another shape than the model's own has."""
+    info, shape = checkpoint.tensors[name], tuple(expected.shape)
+    if shape != info.shape:
+        raise BadInput(f"{info.file}: {name!r} is {list(info.shape)}, by config.json it should be {list(shape)}")
 
 
 def place_tensors(
