@@ -10,10 +10,16 @@ from corolla.apps.sim.swarm import MemorySwarm
 from corolla.client.config import ClientConfig
 from corolla.client.lists import ServerLists, read_lists
 from corolla.client.swarm import Swarm
+from corolla.clock import loop_time
 from corolla.errors import BadInput, MissingBlocks
 from corolla.ids import PeerId
+from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
 from corolla.server.executor import InlineExecutor
+
+ANNOUNCED_S = 120.0
+THIN_BYTES_PER_S = 500.0
+"""A toy's position takes 4 bytes: 8 ms for one, 70 ms for each of 256 steps after a prompt of 2,000."""
 
 
 def story_of_two(tell: Callable[[MemorySwarm, PeerId, PeerId], Awaitable[None]]) -> None:
@@ -67,6 +73,28 @@ def test_who_wants_no_quantization_is_never_served_with_it_and_told_when_there_i
             await servers_of(await swarm.client("z", exact), swarm, 1)
 
     story_of_two(story)
+
+
+def test_a_session_with_a_long_prompt_goes_past_a_thin_link_and_others_go_over_it() -> None:
+    async def told() -> None:
+        async with MemorySwarm(num_blocks=8) as swarm:
+            head, thin, wide = [
+                await swarm.serve(name, span) for name, span in (("head", "0:4"), ("thin", "4:8"), ("wide", "4:8"))
+            ]
+            thin.inflows.saw(head.transport.peer, THIN_BYTES_PER_S, loop_time())
+            await asyncio.sleep(ANNOUNCED_S)
+            clients = [await swarm.client(name) for name in ("short", "long")]
+            for client in clients:
+                swarm.network.set_conditions(client.own_peer, wide.transport.peer, LinkConditions(0.05))
+                await client.router(swarm.model).refresh()
+            await asyncio.sleep(1)  # the pings come back
+            taken: list[PeerId] = []
+            for client, prompt_tokens in zip(clients, (1, 2000), strict=True):
+                async with client.open_session(swarm.model, max_tokens=3000, prompt_tokens=prompt_tokens) as session:
+                    taken.append(session.route[1].peer_id)
+            assert taken == [thin.transport.peer, wide.transport.peer]
+
+    run_virtual(told())
 
 
 def test_only_any_quantization_or_none_can_be_asked_for() -> None:

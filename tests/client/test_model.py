@@ -25,6 +25,8 @@ from corolla.models.loading import load_span
 from corolla.models.testing import write_tiny
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.server.span import TorchSpanRunner
+from corolla.swarm.cost import CostModel
+from corolla.swarm.route import Route
 
 T = TypeVar("T")
 PROMPT = torch.tensor([[5, 6, 7, 8, 9, 10]])
@@ -123,6 +125,22 @@ def test_a_session_that_opens_as_the_user_gives_up_is_closed(
         model.generate(PROMPT, max_new_tokens=4, **GREEDY)
     monkeypatch.undo()
     run(asyncio.wait_for(all_sessions_over(model), 20))
+
+
+def test_the_route_is_chosen_for_the_prompt_that_the_generation_begins_with(
+    model: DistributedModelForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, asked = model.connection.swarm, list[float]()
+    find_route = swarm.find_route
+
+    async def noted(*args: Any, cost: CostModel, **kwargs: Any) -> Route:
+        asked.append(cost.positions_per_step)
+        return await find_route(*args, cost=cost, **kwargs)
+
+    monkeypatch.setattr(swarm, "find_route", noted)
+    model.generate(PROMPT, max_new_tokens=4, **GREEDY)
+    model.generate(PROMPT[:, :1], max_new_tokens=4, **GREEDY)
+    assert asked == [pytest.approx((PROMPT.shape[1] + 3) / 4), 1.0]
 
 
 async def all_sessions_over(model: DistributedModelForCausalLM) -> None:

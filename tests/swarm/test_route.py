@@ -62,6 +62,10 @@ def replaced(known: ServerView, **fields: Any) -> ServerView:
     return replace(known, announcement=msgspec.structs.replace(known.announcement, **fields))
 
 
+def with_inflows(known: ServerView, inflows: dict[str, int]) -> ServerView:
+    return replaced(known, inflows=inflows)
+
+
 def route(
     servers: list[ServerView], blocks: int | range, *, tokens_needed: int = 100, cost: CostModel = EXACT
 ) -> Route:
@@ -146,6 +150,33 @@ def test_a_thin_link_costs_by_what_one_position_of_this_model_takes() -> None:
     price = price_route(View.of(servers), route(servers, 4).hops, EXACT, tokens_needed=100)
     assert price is not None
     assert price.hops[1].transfer_s == pytest.approx(0.065536)
+
+
+def test_a_thin_link_is_taken_to_decode_and_avoided_for_a_long_prompt() -> None:
+    """32 ms a step are less than the detour; 2,000 positions are 65 s, a quarter of a second for each of 256 steps."""
+    a, wide = server("A", 0, 2, 0.02), server("wide", 2, 4, 0.16, inflows={"A": 100_000_000})
+    thin = server("thin", 2, 4, 0.02, inflows={"A": 500_000})
+    decode = EXACT.for_session(prompt_tokens=1, max_tokens=4096)
+    long = EXACT.for_session(prompt_tokens=2000, max_tokens=4096)
+    assert decode == EXACT
+    assert hops(route([a, wide, thin], 4, cost=decode)) == [("A", 0, 2), ("thin", 2, 4)]
+    assert hops(route([a, wide, thin], 4, cost=long)) == [("A", 0, 2), ("wide", 2, 4)]
+    price = price_route(View.of([a, thin]), route([a, thin], 4).hops, long, tokens_needed=100)
+    assert price is not None
+    assert 256 * price.hops[1].transfer_s == pytest.approx((2000 + 255) * EXACT.activation_bytes / 500_000)
+
+
+def test_the_fewer_steps_follow_a_prompt_the_more_its_bytes_weigh() -> None:
+    def per_step(prompt_tokens: int, max_tokens: int, rows: int = 1) -> float:
+        return CostModel().for_session(
+            prompt_tokens=prompt_tokens, max_tokens=max_tokens, rows=rows
+        ).positions_per_step  # fmt: skip
+
+    assert per_step(2000, 2000) == 2000  # one step: nothing follows
+    assert per_step(2000, 2099) == pytest.approx((2000 + 99) / 100)
+    assert per_step(2000, 2255) == per_step(2000, 100_000) == pytest.approx((2000 + 255) / 256)
+    assert per_step(1, 1) == per_step(1, 100_000) == 1
+    assert per_step(10, 19, rows=3) == pytest.approx(3 * 1.9)
 
 
 def test_an_unannounced_delay_between_servers_is_the_way_through_the_client() -> None:
@@ -256,9 +287,9 @@ def cost_of(view: View, chain: list[tuple[ServerView, int, int]], cost: CostMode
     return seconds
 
 
-def all_costs(view: View, num_blocks: int) -> dict[tuple[RouteHop, ...], float]:
+def all_costs(view: View, num_blocks: int, cost: CostModel = EXACT) -> dict[tuple[RouteHop, ...], float]:
     return {
-        tuple(RouteHop(hop.peer, start, end) for hop, start, end in chain): cost_of(view, chain, EXACT, 100)
+        tuple(RouteHop(hop.peer, start, end) for hop, start, end in chain): cost_of(view, chain, cost, 100)
         for chain in all_routes(list(view.servers.values()), num_blocks)
     }
 
@@ -280,6 +311,24 @@ def test_the_route_is_as_cheap_as_the_best_of_all_chains() -> None:
         assert near.cost_s == pytest.approx(costs[near.hops])
         assert near.cost_s <= 1.05 * min(costs.values()) + 1e-6
     assert num_routed > 400
+
+
+def test_the_route_of_a_long_prompt_is_as_cheap_as_the_best_of_all_chains_too() -> None:
+    rng, long = random.Random(7), EXACT.for_session(prompt_tokens=2000, max_tokens=2100)
+    num_changed = 0
+    for _ in range(1000):
+        view, num_blocks = random_swarm(rng)
+        names = list(view.servers)
+        links = ({str(other): int(10 ** rng.uniform(5, 8)) for other in names if rng.random() < 0.7} for _ in names)
+        view = replace(View.of(map(with_inflows, view.servers.values(), links)), link_penalties_s=view.link_penalties_s)
+        costs = all_costs(view, num_blocks, long)
+        if not costs:
+            continue
+        best = find_route(view, num_blocks, long, tokens_needed=100, rng=rng)
+        assert best.cost_s == pytest.approx(min(costs.values()))
+        decode = find_route(view, num_blocks, EXACT, tokens_needed=100, rng=rng)
+        num_changed += costs[decode.hops] > best.cost_s + 1e-6
+    assert num_changed > 5
 
 
 def test_the_best_chains_come_in_order_and_none_is_forgotten() -> None:

@@ -23,7 +23,7 @@ from corolla.wire.tensors import WireTensor
 class InferenceSession:
     """Tokens held on servers, to which several `generate` calls may add.
 
-    The route is chosen when the first tokens come: only then the number of rows is known.
+    The route is chosen when the first tokens come: only then the number of rows and the prompt's length are known.
     """
 
     def __init__(self, connection: Connection, model: ServedModel, *, max_length: int | None) -> None:
@@ -117,8 +117,9 @@ class InferenceSession:
         if self.max_length is None:
             raise BadInput("the session does not know its max_length yet")
         session = self._session = self._connection.swarm.new_session(
-            self._model, max_tokens=self.max_length, max_rows=hidden.shape[-3], wire_dtype=wire_dtype(hidden.dtype)
-        )
+            self._model, max_tokens=self.max_length, max_rows=hidden.shape[-3], prompt_tokens=hidden.shape[-2],
+            wire_dtype=wire_dtype(hidden.dtype),
+        )  # fmt: skip
         try:
             return await session.begin(partial(cut, session), want=want, left_padding=left_padding)
         finally:

@@ -35,6 +35,7 @@ from corolla.errors import (
 )
 from corolla.ids import PeerId, new_session_id
 from corolla.models.finite import is_finite
+from corolla.swarm.cost import CostModel
 from corolla.swarm.route import Route
 from corolla.wire import messages as wire
 from corolla.wire.journal import Journal
@@ -52,7 +53,7 @@ class SwarmAccess(Protocol):
     def own_peer(self) -> PeerId: ...
 
     async def find_route(
-        self, model: ServedModel, *, blocks: range, tokens_needed: int, without: frozenset[PeerId]
+        self, model: ServedModel, *, blocks: range, tokens_needed: int, without: frozenset[PeerId], cost: CostModel
     ) -> Route: ...
 
     async def link(self, peer: PeerId) -> ServerLink: ...

@@ -101,18 +101,21 @@ class Router:
         without: frozenset[PeerId] = frozenset(),
         mode: Mode = "min_latency",
         current: Route | None = None,
+        cost: CostModel | None = None,
     ) -> Route:
         """The cheapest chain over all blocks (`current`: the one in use, kept unless another is clearly better).
 
-        Raises MissingBlocks; Unsupported when only other weights are served.
+        `cost`: what counts for this session (`CostModel.for_session`); None: for one that decodes. Raises
+        MissingBlocks; Unsupported when only other weights are served.
         """
         await self._be_fresh()
+        cost = cost or self._cost
         try:
-            return self._search(tokens_needed, without, mode, current)
+            return self._search(tokens_needed, without, mode, current, cost)
         except MissingBlocks:
             await self.refresh()  # the view may be old: look once more before giving up
         try:
-            return self._search(tokens_needed, without, mode, current)
+            return self._search(tokens_needed, without, mode, current, cost)
         except MissingBlocks as missing:
             self._explain_if_quantized(missing)
             await self._explain_if_other_weights()
@@ -126,10 +129,17 @@ class Router:
         view = self.usable_view(without)
         return find_routes(view, self.model.num_blocks, self._cost, tokens_needed=tokens_needed, count=count)
 
-    def find_part(self, blocks: range, *, tokens_needed: int, without: frozenset[PeerId] = frozenset()) -> Route:
+    def find_part(
+        self,
+        blocks: range,
+        *,
+        tokens_needed: int,
+        without: frozenset[PeerId] = frozenset(),
+        cost: CostModel | None = None,
+    ) -> Route:
         """The cheapest chain over a part of the model, from the view as it is: never waits. Raises MissingBlocks."""
         view = self.usable_view(without)
-        return find_route(view, blocks, self._cost, tokens_needed=tokens_needed, rng=self._rng)
+        return find_route(view, blocks, cost or self._cost, tokens_needed=tokens_needed, rng=self._rng)
 
     def usable_view(self, without: frozenset[PeerId] = frozenset()) -> View:
         """What routes are searched in: the lists and bans applied, measured round trips and loads filled in."""
@@ -190,9 +200,11 @@ class Router:
     async def _read_again(self) -> None:
         await self.refresh()
 
-    def _search(self, tokens_needed: int, without: frozenset[PeerId], mode: Mode, current: Route | None) -> Route:
+    def _search(
+        self, tokens_needed: int, without: frozenset[PeerId], mode: Mode, current: Route | None, cost: CostModel
+    ) -> Route:
         return find_route(
-            self.usable_view(without), self.model.num_blocks, self._cost, tokens_needed=tokens_needed, rng=self._rng,
+            self.usable_view(without), self.model.num_blocks, cost, tokens_needed=tokens_needed, rng=self._rng,
             mode=mode, current=current,
         )  # fmt: skip
 

@@ -59,6 +59,7 @@ class Session:
         *,
         max_tokens: int,
         max_rows: int,
+        prompt_tokens: int = 1,
         wire_dtype: DType,
     ) -> None:
         self.model = model
@@ -80,7 +81,9 @@ class Session:
         )  # fmt: skip
         self._lock = asyncio.Lock()
         """Held while steps are under way."""
-        substitutes = Substitutes(swarm, model, config, tokens_needed=max_tokens * max_rows)
+        # Later too: the text crosses a substitute's links as the prompt did, when it is replayed.
+        cost = config.cost.for_session(prompt_tokens=prompt_tokens, max_tokens=max_tokens, rows=max_rows)
+        substitutes = Substitutes(swarm, model, config, tokens_needed=max_tokens * max_rows, cost=cost)
         self._mover = Mover(swarm, model, ring, steps, substitutes, self._lock)
         self._mender = Mender(ring, steps, substitutes, self._mover, wait_s=config.wait_for_servers_s)
         self._news = asyncio.Event()

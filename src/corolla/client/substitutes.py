@@ -13,6 +13,7 @@ from corolla.client.slowness import is_worth
 from corolla.clock import loop_time
 from corolla.errors import HopFailed, MissingBlocks, RemoteProtocolError, SwarmError, as_ranges
 from corolla.ids import PeerId, short
+from corolla.swarm.cost import CostModel
 from corolla.swarm.route import Route, RouteHop, price_route
 
 log = logging.getLogger(__name__)
@@ -24,12 +25,14 @@ POLL_S = 1.0
 class Substitutes:
     """One session's choice of servers; remembers whom it leaves out."""
 
-    def __init__(self, swarm: SwarmAccess, model: ServedModel, config: ClientConfig, *, tokens_needed: int) -> None:
+    def __init__(
+        self, swarm: SwarmAccess, model: ServedModel, config: ClientConfig, *, tokens_needed: int, cost: CostModel
+    ) -> None:
         self.draining: set[PeerId] = set()
         """Servers that said they leave: the last to be chosen. One that only moved may be all there is in the end."""
         self._swarm = swarm
         self._model = model
-        self._cost = config.cost
+        self._cost = cost
         self._shun_s = config.shun_s
         self._tokens_needed = tokens_needed
         self._shunned: dict[PeerId, float] = {}
@@ -65,7 +68,7 @@ class Substitutes:
         """A route over these blocks, past all that are left out. Raises MissingBlocks."""
         left_out = self._left_out(without, spare_shunned=spare_shunned)
         return await self._swarm.find_route(
-            self._model, blocks=blocks, tokens_needed=self._tokens_needed, without=left_out
+            self._model, blocks=blocks, tokens_needed=self._tokens_needed, without=left_out, cost=self._cost
         )
 
     async def find_answering(self, blocks: range, *, without: frozenset[PeerId], spare_shunned: bool = True) -> Route:
@@ -78,7 +81,7 @@ class Substitutes:
         def next_best(unanswered: frozenset[PeerId]) -> Route | None:
             left_out = unanswered | self._left_out(without, spare_shunned=spare_shunned)
             try:
-                return router.find_part(blocks, tokens_needed=self._tokens_needed, without=left_out)
+                return router.find_part(blocks, tokens_needed=self._tokens_needed, without=left_out, cost=self._cost)
             except MissingBlocks:
                 return None
 

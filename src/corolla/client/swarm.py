@@ -23,6 +23,7 @@ from corolla.errors import BadInput, HopFailed, MissingBlocks
 from corolla.ids import Fingerprint, PeerId
 from corolla.net.liveness import PeerLife
 from corolla.net.streams import Transport
+from corolla.swarm.cost import CostModel
 from corolla.swarm.route import Route
 from corolla.wire.tensors import DType
 
@@ -67,30 +68,58 @@ class Swarm:
 
     @asynccontextmanager
     async def open_session(
-        self, model: ServedModel, *, max_tokens: int, max_rows: int = 1, wire_dtype: DType = "float32"
+        self,
+        model: ServedModel,
+        *,
+        max_tokens: int,
+        max_rows: int = 1,
+        prompt_tokens: int = 1,
+        wire_dtype: DType = "float32",
     ) -> AsyncIterator[Session]:
-        """A session over all blocks of `model`, closed with the block. Raises NoRoute, Refused or HopFailed."""
-        session = await self.start_session(model, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=wire_dtype)
+        """A session over all blocks of `model`, closed with the block. Raises NoRoute, Refused or HopFailed.
+
+        `prompt_tokens`: a row's, as far as known: a long prompt's route avoids thin links.
+        """
+        session = await self.start_session(
+            model, max_tokens=max_tokens, max_rows=max_rows, prompt_tokens=prompt_tokens, wire_dtype=wire_dtype
+        )
         try:
             yield session
         finally:
             session.close()
 
     async def start_session(
-        self, model: ServedModel, *, max_tokens: int, max_rows: int = 1, wire_dtype: DType = "float32"
+        self,
+        model: ServedModel,
+        *,
+        max_tokens: int,
+        max_rows: int = 1,
+        prompt_tokens: int = 1,
+        wire_dtype: DType = "float32",
     ) -> Session:
         """Like `open_session`, for owners that close it themselves."""
-        session = self.new_session(model, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=wire_dtype)
+        session = self.new_session(
+            model, max_tokens=max_tokens, max_rows=max_rows, prompt_tokens=prompt_tokens, wire_dtype=wire_dtype
+        )
         await session.start()
         return session
 
     def new_session(
-        self, model: ServedModel, *, max_tokens: int, max_rows: int = 1, wire_dtype: DType = "float32"
+        self,
+        model: ServedModel,
+        *,
+        max_tokens: int,
+        max_rows: int = 1,
+        prompt_tokens: int = 1,
+        wire_dtype: DType = "float32",
     ) -> Session:
         """One that holds nothing yet: its owner calls `start`, or `begin` with what it runs first."""
         if max_tokens < 1 or max_rows < 1:
             raise BadInput(f"a session needs at least one token and one row, not {max_tokens} and {max_rows}")
-        return Session(self, model, self.config, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=wire_dtype)
+        return Session(
+            self, model, self.config, max_tokens=max_tokens, max_rows=max_rows, prompt_tokens=prompt_tokens,
+            wire_dtype=wire_dtype,
+        )  # fmt: skip
 
     # --- what sessions need (`SwarmAccess`)
 
@@ -99,21 +128,21 @@ class Swarm:
         return self.transport.peer
 
     async def find_route(
-        self, model: ServedModel, *, blocks: range, tokens_needed: int, without: frozenset[PeerId]
+        self, model: ServedModel, *, blocks: range, tokens_needed: int, without: frozenset[PeerId], cost: CostModel
     ) -> Route:
-        """The cheapest chain over `blocks`. Raises MissingBlocks when even a fresh look finds none."""
+        """The cheapest chain over `blocks` by this cost. Raises MissingBlocks when even a fresh look finds none."""
         router = self.router(model)
         if len(blocks) == model.num_blocks:
             route = self._latest[model.fingerprint] = await router.find_route(
                 tokens_needed=tokens_needed, without=without, mode=self.config.mode,
-                current=self._latest.get(model.fingerprint),
+                current=self._latest.get(model.fingerprint), cost=cost,
             )  # fmt: skip
             return route
         try:
-            return router.find_part(blocks, tokens_needed=tokens_needed, without=without)
+            return router.find_part(blocks, tokens_needed=tokens_needed, without=without, cost=cost)
         except MissingBlocks:
             await router.refresh()
-        return router.find_part(blocks, tokens_needed=tokens_needed, without=without)
+        return router.find_part(blocks, tokens_needed=tokens_needed, without=without, cost=cost)
 
     async def link(self, peer: PeerId) -> ServerLink:
         """The control stream to this server, dialled once however many sessions ask at the same time.

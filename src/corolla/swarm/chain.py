@@ -35,7 +35,7 @@ class Route:
 
     hops: tuple[RouteHop, ...]
     cost_s: float
-    """Seconds that one decode step is expected to take."""
+    """Seconds that one step is expected to take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""What a route costs: seconds of one decode step, term by term. Pure; `search.py` adds the terms up.
+"""What a route costs: seconds of one step, term by term. Pure; `search.py` adds the terms up.
 
 Every term comes from the view: what a server announces, or what this peer measured itself where it has (`rtt_s`,
-`queue_s`, `block_s` of a `ServerView`, link penalties of the `View`; `peers.py` puts them there).
+`queue_s`, `block_s` of a `ServerView`, link penalties of the `View`; `peers.py` puts them there). What a session is
+like, a long prompt or many rows, comes with the cost: `CostModel.for_session`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from corolla.swarm.announcement import short_peer
 from corolla.swarm.view import ServerView, View
@@ -25,7 +26,11 @@ class CostModel:
     unreachable_s: float = 5.0
     """Most that one way of any link costs: slow beats no route (predecessor: 5 s)."""
     activation_bytes: float = 16_384.0
-    """What a decode step carries to a server that does not say: one token of a 70B model in bf16 (of an 8B, half)."""
+    """What one position takes on the way to a server that does not say: of a 70B model in bf16 (of an 8B, half)."""
+    positions_per_step: float = 1.0
+    """What crosses each link for one step: a decode step's one position, and a share of the prompt (`for_session`)."""
+    usual_new_tokens: int = 256
+    """Most steps that a prompt's bytes are spread over: few answers fill all the room that a session asks for."""
     unknown_tokens_per_s: float = 300.0
     """Assumed of one block on a server that has not measured itself (predecessor: 300)."""
     near_tie: float = 0.05
@@ -39,6 +44,17 @@ class CostModel:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and not negative")
         if self.unknown_tokens_per_s == 0:
             raise ValueError("unknown_tokens_per_s is 0: no server would ever answer")
+        if self.usual_new_tokens < 1:
+            raise ValueError(f"usual_new_tokens is {self.usual_new_tokens}; a session has at least one step")
+
+    def for_session(self, *, prompt_tokens: int, max_tokens: int, rows: int = 1) -> "CostModel":
+        """The cost of a mean step in a session of up to `max_tokens` a row that begins with a prompt.
+
+        Each position crosses each link once, so the prompt's are spread over the steps that are expected. The first
+        new token comes out of the prompt's own step, and the last is never fed back.
+        """
+        num_steps = max(1, min(max_tokens - prompt_tokens + 1, self.usual_new_tokens))
+        return replace(self, positions_per_step=rows * (prompt_tokens + num_steps - 1) / num_steps)
 
 
 def one_way_s(cost: CostModel, rtt_s: float | None) -> float:
@@ -59,13 +75,14 @@ def between_s(cost: CostModel, view: View, server: ServerView, following: Server
 
 
 def transfer_s(cost: CostModel, server: ServerView, following: ServerView) -> float:
-    """Seconds that a decode step's activations take through the link, by what the second has seen come from the first,
-    and by its model's size. A prompt of so many tokens takes as many times that, once."""
+    """Seconds that a step's activations take through the link, by what the second has seen come from the first, by its
+    model's size, and by how many positions a step carries."""
     said = following.announcement
     bytes_per_s = said.inflows.get(short_peer(server.peer))
     if bytes_per_s is None:
         return 0.0
-    return min((said.position_bytes or cost.activation_bytes) / bytes_per_s, cost.unreachable_s)
+    step_bytes = cost.positions_per_step * (said.position_bytes or cost.activation_bytes)
+    return min(step_bytes / bytes_per_s, cost.unreachable_s)
 
 
 def queue_s(server: ServerView) -> float:

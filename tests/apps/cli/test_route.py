@@ -9,15 +9,17 @@ import pytest
 from rich.console import Console
 
 from corolla.apps.cli import main as frame
-from corolla.apps.cli.route import PricedRoute, best_routes, left_out_of, only_one, usual_tokens
+from corolla.apps.cli.route import PricedRoute, best_routes, left_out_of, only_one, session_tokens, usual_tokens
 from corolla.apps.cli.route_table import print_json, print_route
 from corolla.apps.status.reading import ModelStatus
 from corolla.client.lists import ServerLists
 from corolla.errors import BadInput, MissingBlocks
 from corolla.ids import Fingerprint, PeerId
 from corolla.swarm.announcement import Announcement, ModelEntry, short_peer
+from corolla.swarm.cost import CostModel
 from corolla.swarm.view import ServerView, View
 
+COST = CostModel()
 WEIGHTS = Fingerprint("ab" * 16)
 
 
@@ -41,7 +43,7 @@ HALVES = (
 
 def printed(status: ModelStatus, *, explain: bool, tokens: int = 1024) -> str:
     file = io.StringIO()
-    print_route(status, best_routes(status, tokens), explain=explain, console=Console(file=file))
+    print_route(status, best_routes(status, tokens, COST), explain=explain, console=Console(file=file))
     return file.getvalue()
 
 
@@ -80,7 +82,7 @@ def test_who_was_left_out_is_said_with_the_choice_that_did_it() -> None:
     left_out = left_out_of(view, choices.left_out(view))
     status = replace(status_of(*HALVES), view=choices.applied(view))
     file = io.StringIO()
-    print_route(status, best_routes(status, 1024), explain=True, left_out=left_out, console=Console(file=file))
+    print_route(status, best_routes(status, 1024, COST), explain=True, left_out=left_out, console=Console(file=file))
     said = [line.strip() for line in file.getvalue().splitlines() if line.startswith("left out")]
     assert said == [
         "left out: 0:4 …of-small small: holds the weights as nf4, which was not wanted",
@@ -93,7 +95,7 @@ def test_who_was_left_out_is_said_with_the_choice_that_did_it() -> None:
 def test_no_room_shows_as_a_penalty() -> None:
     [row] = [row for row in rows(printed(status_of(server("full", (0, 4), 0.02)), explain=True)) if row[0] == "0:4"]
     assert row[-2] == "0.0"
-    [priced] = best_routes(status_of(server("full", (0, 4), 0.02)), 5000)
+    [priced] = best_routes(status_of(server("full", (0, 4), 0.02)), 5000, COST)
     assert priced.price.hops[0].penalty_s == pytest.approx(10.0)
     assert "31.0 ms a step, 32.3 tokens a second; it has no room" in printed(
         status_of(server("full", (0, 4), 0.02)), explain=False, tokens=5000
@@ -107,9 +109,34 @@ def test_the_usual_session_is_no_longer_than_servers_take() -> None:
     assert usual_tokens(status_of(short, server("c", (0, 4), 0.02))) == 2048
 
 
+def test_a_long_prompt_takes_a_route_past_a_thin_link_and_the_output_says_what_it_counts() -> None:
+    thin = {short_peer(PeerId("peer-of-front")): 100_000}
+    status = status_of(
+        *HALVES[:1], server("thin", (2, 4), 0.02, inflows=thin, position_bytes=2_000), server("far", (2, 4), 0.08)
+    )
+    short, long = (
+        best_routes(status, 2048, COST.for_session(prompt_tokens=tokens, max_tokens=2048))[0] for tokens in (1, 1000)
+    )
+    assert [hop.peer for hop in short.route.hops] == ["peer-of-front", "peer-of-thin"]
+    assert [hop.peer for hop in long.route.hops] == ["peer-of-front", "peer-of-far"]
+    file = io.StringIO()
+    print_route(status, [long], explain=False, prompt_tokens=1000, console=Console(file=file))
+    assert "with a prompt of 1000 tokens" in file.getvalue()
+    assert "prompt" not in printed(status, explain=False)
+
+
+def test_the_session_asked_about_holds_the_prompt_and_a_usual_answer() -> None:
+    status = status_of(server("a", (0, 4), 0.02, max_session_tokens=512))
+    assert session_tokens(status, None, 1) == session_tokens(status, None, 100) == 512
+    assert session_tokens(status, None, 500) == 500 + COST.usual_new_tokens
+    assert session_tokens(status, 600, 500) == 600
+    with pytest.raises(BadInput, match="a prompt of 500 tokens does not fit into a session of 400"):
+        session_tokens(status, 400, 500)
+
+
 def test_json_has_every_term(capsys: pytest.CaptureFixture[str]) -> None:
     status = status_of(*HALVES)
-    print_json(status, best_routes(status, 1024))
+    print_json(status, best_routes(status, 1024, COST))
     said = json.loads(capsys.readouterr().out)
     [route] = said["routes"]
     assert [hop["blocks"] for hop in route["hops"]] == ["0:2", "2:4"]
@@ -122,7 +149,7 @@ def test_a_servers_name_is_never_markup() -> None:
 
 def test_missing_blocks_are_named() -> None:
     with pytest.raises(MissingBlocks, match="2:4"):
-        best_routes(status_of(HALVES[0]), 1024)
+        best_routes(status_of(HALVES[0]), 1024, COST)
 
 
 def test_a_name_of_several_models_asks_for_a_fingerprint() -> None:
@@ -141,7 +168,7 @@ def test_without_an_address_it_says_how_to_give_one(
 
 
 def test_a_priced_route_prices_its_own_hops() -> None:
-    for priced in best_routes(status_of(*HALVES, server("whole", (0, 4), 0.2)), 1024):
+    for priced in best_routes(status_of(*HALVES, server("whole", (0, 4), 0.2)), 1024, COST):
         assert isinstance(priced, PricedRoute)
         assert tuple(hop.hop for hop in priced.price.hops) == priced.route.hops
         assert priced.price.total_s == pytest.approx(priced.route.cost_s)

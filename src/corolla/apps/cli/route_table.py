@@ -29,6 +29,7 @@ def print_route(
     *,
     explain: bool,
     left_out: Sequence[LeftOut] = (),
+    prompt_tokens: int = 1,
     console: Console | None = None,
 ) -> None:
     """The best chain; with `explain` its terms, what they mean, the runner-up, and who was left out."""
@@ -36,6 +37,8 @@ def print_route(
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     best, others = routes[0], routes[1:]
+    if prompt_tokens > 1:
+        console.print(f"with a prompt of {prompt_tokens} tokens, whose bytes are spread over the steps of an answer")
     console.print(_headline(status, best, "route"))
     console.print(_table(status, best, with_terms=explain))
     if not explain:
@@ -49,8 +52,8 @@ def print_route(
         console.print(Text(f"left out: {server}"))
     console.print(
         "travel: one way from the hop before, as measured by it, or over this client. bytes: what a step's bytes take "
-        "on a link whose capacity is known. queue: how long a step waits there. penalty: no room for the session, or a "
-        "server that is leaving."
+        "on a link whose capacity is known, with a step's share of the prompt's. queue: how long a step waits there. "
+        "penalty: no room for the session, or a server that is leaving."
     )
 
 

@@ -78,7 +78,9 @@ class Conversations:
         """A session for `room` tokens a row; `cache.num_tokens` of the prompt it holds. Raises as `start_session`."""
         lent = self._continued(model, owner, prompt, room) if rows == 1 else None
         if lent is None:
-            lent = await self._open(model, owner, room=room, rows=rows, wire_dtype=wire_dtype)
+            lent = await self._open(
+                model, owner, room=room, rows=rows, prompt_tokens=len(prompt), wire_dtype=wire_dtype
+            )
             self.counters.opened += 1
             self._num_lent += 1
             return lent
@@ -130,14 +132,18 @@ class Conversations:
         self._forget(best)
         return best
 
-    async def _open(self, model: GatewayModel, owner: str, *, room: int, rows: int, wire_dtype: DType) -> Lent:
+    async def _open(
+        self, model: GatewayModel, owner: str, *, room: int, rows: int, prompt_tokens: int, wire_dtype: DType
+    ) -> Lent:
         """A new session, with headroom if there is any for one that may be continued."""
         with_headroom = min(room + HEADROOM_TOKENS, max(room, model.context_tokens))
         wanted = with_headroom if rows == 1 and self._num_lent < self._max_kept else room
         deadline = loop_time() + self._wait_s
         while True:
             num_returned = self._num_returned
-            opening = self._swarm.start_session(model.served, max_tokens=wanted, max_rows=rows, wire_dtype=wire_dtype)
+            opening = self._swarm.start_session(
+                model.served, max_tokens=wanted, max_rows=rows, prompt_tokens=prompt_tokens, wire_dtype=wire_dtype
+            )
             try:
                 session = await self._in_line(asyncio.ensure_future(opening))
             except Refused as refused:
