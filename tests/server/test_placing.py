@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import statistics
 from collections import Counter
 
 import pytest
@@ -15,9 +14,18 @@ from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork
 from corolla.net.memory.transport import MemoryTransport
-from corolla.server.placing import PlacingConfig, overdue, rivals, without_inferior, without_silent
+from corolla.server.placing import (
+    PlacingConfig,
+    anyone_moved,
+    keep_placed,
+    overdue,
+    rivals,
+    without_inferior,
+    without_silent,
+)
 from corolla.server.publisher import claimed_span
 from corolla.swarm.announcement import Announcement, State
+from corolla.swarm.cost import CostModel
 from corolla.swarm.view import ServerView, View
 from corolla.swarm.watch import Watcher
 
@@ -181,6 +189,67 @@ def test_a_server_that_is_late_and_silent_is_left_out_and_a_late_one_that_answer
     assert asked == ["dead", "late"]
 
 
+# Moving.
+
+
+def rated(name: str, span: tuple[int, int], rate: float, *, is_movable: bool = False) -> ServerView:
+    said = Announcement(
+        state="online", start=span[0], end=span[1], num_blocks=8, fingerprint=MODEL, model_name="model",
+        dtype="float32", decode_tokens_per_s=rate, is_movable=is_movable,
+    )  # fmt: skip
+    return ServerView(PeerId(name), said, expires_at=0.0)
+
+
+class Shown:
+    """A `Publisher` that reads what it is told to; nobody else claims anything."""
+
+    def __init__(self, *others: ServerView) -> None:
+        self.others = others
+
+    async def read(self) -> View:
+        return View.of([*self.others, rated("me", (0, 4), 1.5, is_movable=True)])
+
+    async def claim(self, span: range) -> None: ...
+
+    async def stay(self) -> None: ...
+
+
+def test_a_plan_is_carried_on_by_servers_that_only_saw_another_move() -> None:
+    """15 % are to be gained, too little to begin with; that somebody moved says that it was worth it before."""
+    before = rated("strong", (0, 4), 12.0), rated("weak", (4, 8), 10.0), rated("other", (0, 4), 0.001)
+    after = *before[:2], rated("other", (4, 8), 0.001)
+    moved: list[range] = []
+
+    async def move(span: range) -> None:
+        moved.append(span)
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        shown = Shown(*before)
+        placing = asyncio.create_task(
+            keep_placed(
+                shown, PeerId("me"), move, cuts=None, cost=CostModel(), rng=random.Random(0), config=PlacingConfig()
+            )
+        )
+        await asyncio.sleep(3600)
+        assert not moved
+        shown.others = after
+        await asyncio.sleep(300)
+        placing.cancel()
+        assert moved == [range(4, 8)]
+
+    run_virtual(story())
+
+
+def test_joining_and_leaving_are_no_moves_of_others_nor_is_ones_own() -> None:
+    seen = View.of([server("a", 0, 4), server("me", 0, 4)])
+    assert not anyone_moved(seen, View.of([server("new", 4, 8, "joining"), server("me", 4, 8)]), PeerId("me"))
+    assert anyone_moved(seen, View.of([server("a", 4, 8, "joining")]), PeerId("me"))
+    assert anyone_moved(seen, View.of([server("a", 1, 5)]), PeerId("me"))
+    claimed = View.of([server("new", 0, 4, "joining")])
+    assert not anyone_moved(claimed, View.of([server("new", 4, 8, "joining")]), PeerId("me"))
+
+
 # A swarm under churn.
 
 
@@ -197,7 +266,7 @@ def test_a_swarm_of_too_few_closes_a_gap_within_minutes() -> None:
 def test_under_churn_a_swarm_stays_within_a_tenth_of_the_best_and_no_block_is_uncovered() -> None:
     histories = [run_virtual(simulate(Churn(hours=2.5, seed=seed))) for seed in range(3)]
     assert sum(len(history.deaths) for history in histories) > 12
-    assert statistics.mean(history.quality(after_s=900) for history in histories) >= 0.90
+    assert min(history.quality(after_s=900) for history in histories) >= 0.90
     assert not any(history.uncovered(after_s=900) for history in histories)
 
 

@@ -10,7 +10,7 @@ from corolla.ids import Fingerprint, PeerId
 from corolla.swarm.announcement import Announcement, State
 from corolla.swarm.cost import CostModel
 from corolla.swarm.placement import Placed, block_rates
-from corolla.swarm.rebalance import LEAST_GAIN, Model, choose_move, plan, plan_moves
+from corolla.swarm.rebalance import LEAST_GAIN, Model, choose_move, plan, plan_moves, without_idle_moves
 from corolla.swarm.view import ServerView, View
 
 
@@ -50,6 +50,24 @@ def test_servers_are_pushed_together_where_only_that_covers_all_blocks() -> None
     final, num_moves = settled(places((0, 4, 5.0), (3, 7, 5.0), (6, 10, 5.0)), Model(12))
     assert sorted((s.start, s.end) for s in final) == [(0, 4), (4, 8), (8, 12)]
     assert num_moves >= 2
+
+
+def test_moves_that_the_others_made_needless_are_left_out_and_the_weakest_block_is_as_strong() -> None:
+    placed = places((0, 4, 5.0), (4, 8, 4.0), (0, 4, 2.0), (0, 4, 1.0))
+    target = [*placed[:2], placed[2].moved(range(4, 8)), placed[3].moved(range(4, 8))]
+    needed = without_idle_moves(placed, target, Model(8))
+    assert [(server.peer, server.start) for server in needed if server not in placed] == [("p3", 4)]
+    assert min(block_rates(needed, 8)) >= min(block_rates(target, 8))
+    rng = random.Random(3)
+    num_spared = 0
+    for _ in range(300):
+        placed, num_blocks = random_small_swarm(rng)
+        target = plan(placed, Model(num_blocks))
+        needed = without_idle_moves(placed, target, Model(num_blocks))
+        assert min(block_rates(needed, num_blocks)) >= min(block_rates(target, num_blocks)) * (1 - 1e-6)
+        assert set(needed) <= {*target, *placed}
+        num_spared += len(set(placed) - set(target)) - len(set(placed) - set(needed))
+    assert num_spared > 0
 
 
 def test_too_few_servers_stay_where_they_are() -> None:

@@ -45,6 +45,8 @@ class PlacingConfig:
     """The same once moving has been found worth it: several servers may have to move one after the other."""
     settling_s: float = 900.0
     """How long after a look at which moving was worth it smaller gains are taken along."""
+    following_s: float = 300.0
+    """The same after a look at which another had moved: not everybody looks while the whole gain is still there."""
 
     def __post_init__(self) -> None:
         if not 0 < self.least_wait_s <= self.longest_wait_s or not self.mean_check_s > 0:
@@ -129,6 +131,16 @@ def _new_claims(now: View, seen: View) -> list[ServerView]:
     return [server for server in now.servers.values() if is_new(server)]
 
 
+def anyone_moved(before: View, now: View, own: PeerId) -> bool:
+    """Whether another server that served at the first look has left its span since, or has claimed a new one."""
+    stood = {server.peer: (server.start, server.end) for server in before.servers.values() if server.is_online}
+    return any(
+        stood.get(peer, (server.start, server.end)) != (server.start, server.end)
+        for peer, server in now.servers.items()
+        if peer != own
+    )
+
+
 def _overlaps(server: ServerView, span: range) -> bool:
     return server.start < span.stop and span.start < server.end
 
@@ -148,7 +160,7 @@ async def keep_placed(
     `move` brings the server to a span and returns when it is announced there: load, drain and switch are its own
     (`memory.transition` says in which order).
     """
-    settling_until, num_servers = -math.inf, 0
+    settling_until, num_servers, before = -math.inf, 0, View.of(())
     while True:
         least_s = config.settling_check_s if loop_time() < settling_until else config.mean_check_s
         await asyncio.sleep(rng.uniform(0.0, 2 * max(least_s, config.check_per_server_s * num_servers)))
@@ -157,6 +169,9 @@ async def keep_placed(
         model = Model(view.num_blocks, None if cuts is None else frozenset(cuts))
         if plan_for(view, model, cost).gain >= LEAST_GAIN:
             settling_until = loop_time() + config.settling_s
+        elif anyone_moved(before, view, own):
+            settling_until = max(settling_until, loop_time() + config.following_s)
+        before = view
         least_gain = SETTLED_GAIN if loop_time() < settling_until else LEAST_GAIN
 
         def choose(view: View, model: Model = model, least_gain: float = least_gain) -> range | None:

@@ -88,7 +88,10 @@ def plan_moves(placed: Sequence[Placed], model: Model, *, movable: Collection[Pe
     targets = _targets(placed, model, {server.peer for server in placed} if movable is None else set(movable))
     gains = [_gain(before, _weakest(target, model)) for target in targets]
     for target, gain in zip(targets, gains, strict=True):
-        if gain >= SETTLED_GAIN and (moves := _safe_moves(placed, target, model.num_blocks)):
+        if gain < SETTLED_GAIN:
+            continue
+        needed = without_idle_moves(placed, target, model) if before > 0 else target
+        if moves := _safe_moves(placed, needed, model.num_blocks):
             return Plan(gain, moves)
     return Plan(max(gains), {})
 
@@ -175,6 +178,15 @@ def close_gaps(placed: Sequence[Placed], model: Model, free: Collection[PeerId])
         pushed[number] = server.moved(range(end - (server.end - server.start), end))
         reached = min(reached, pushed[number].start)
     return pushed if reached <= 0 else list(placed)
+
+
+def without_idle_moves(placed: Sequence[Placed], target: Sequence[Placed], model: Model) -> list[Placed]:
+    """The target without moves that the others made needless: its weakest block is as strong if those servers stay."""
+    kept, least = {server.peer: server for server in target}, _weakest(target, model) * (1 - ROUNDING)
+    for server in sorted(placed, key=lambda server: server.peer):
+        if kept[server.peer] != server and _weakest({**kept, server.peer: server}.values(), model) >= least:
+            kept[server.peer] = server
+    return list(kept.values())
 
 
 def _best_move(now: Mapping[PeerId, Placed], spans: Mapping[PeerId, Sequence[range]], num_blocks: int) -> Placed | None:
