@@ -11,7 +11,8 @@ during it, less what as many of the client's steps took before it), and what the
 is what the server is made to do; where cores are few, the second slows the client's steps too, and is not its doing.
 
 A flooder is another machine: here it and its libp2p daemon have the last core to themselves, and the server, its
-daemon and the decoding client share the others, before and during the flood. (On one core, or where processes cannot
+daemon and the decoding client share the others, before and during the flood. What a busy core beside them costs already
+is the first line, and no flood's doing. (On one core, or where processes cannot
 be kept to some, everybody shares, and the flooder also takes the client's compute.)
 """
 
@@ -54,6 +55,13 @@ done: Final = Counter[str]()
 """Of a flooding process: steps, sessions, streams."""
 
 Flood = Callable[[Swarm, ServedModel], Coroutine[Any, Any, None]]
+
+
+async def flood_nothing(swarm: Swarm, model: ServedModel) -> None:
+    """No flood: a core that is busy beside the others, which slows them too where they share caches and a clock."""
+    while True:
+        done["sum"] += sum(range(10_000)) > 0
+        await asyncio.sleep(0)
 
 
 async def flood_decodes(swarm: Swarm, model: ServedModel) -> None:
@@ -110,7 +118,8 @@ async def flood_junk(swarm: Swarm, model: ServedModel) -> None:
 
 
 FLOODS: Final[dict[str, Flood]] = {
-    "decodes": flood_decodes, "prompts": flood_prompts, "opens": flood_opens, "junk": flood_junk,
+    "nothing": flood_nothing, "decodes": flood_decodes, "prompts": flood_prompts,
+    "opens": flood_opens, "junk": flood_junk,
 }  # fmt: skip
 
 
@@ -180,7 +189,7 @@ async def compare(address: str, seconds: float) -> None:
                 busy.stop()
             print(f"{kind:8} {told(before[0], during[0])}   at the server {told(before[1], during[1])}", flush=True)
             print(
-                f"         it got {max(counts) / (seconds + SETTLES_S):.1f} steps, sessions or streams a second\n"
+                f"         it got {max(counts) / (seconds + SETTLES_S):.1f} steps, sessions, streams or sums a second\n"
                 f"         processor seconds a second: {busy.beyond(quiet, len(during[0]) / len(before[0]))}",
                 flush=True,
             )

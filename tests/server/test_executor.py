@@ -1,11 +1,16 @@
 """The device thread runs what it is given, in scheduler order, and survives what fails."""
 
 import asyncio
+import math
 import threading
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
+from corolla.clock import loop_time
+from corolla.net.memory.loop import run_virtual
+from corolla.server import executor
 from corolla.server.executor import DeviceThread
 
 
@@ -56,3 +61,48 @@ def test_a_call_runs_on_the_thread_and_brings_back_its_result_or_error() -> None
         await thread.close()
 
     asyncio.run(story())
+
+
+def test_what_takes_long_waits_for_a_pause_between_steps() -> None:
+    async def story() -> tuple[float, float]:
+        return await waited_s(Steps(quiet_from_s=5.0)), await waited_s(Steps(quiet_from_s=math.inf))
+
+    after_steps, after_ever_more_steps = run_virtual(story())
+    assert 5.0 + executor.QUIET_S <= after_steps <= 5.0 + executor.QUIET_S + executor.LOOK_S
+    assert after_ever_more_steps == pytest.approx(executor.LONGEST_WAIT_S, abs=executor.LOOK_S)
+
+
+def test_the_thread_knows_for_how_long_it_has_had_no_step() -> None:
+    async def story() -> None:
+        thread, ran, gate = DeviceThread(), [], threading.Event()
+        running = Note(ran, 0, gate=gate)
+        thread.submit([running])
+        await asyncio.to_thread(running.started.wait, 10)
+        assert thread.quiet_s == 0
+        gate.set()
+        await thread.call(lambda: None)
+        await asyncio.sleep(0.05)
+        assert 0.05 <= thread.quiet_s < 100
+        await thread.close()
+
+    asyncio.run(story())
+
+
+@dataclass
+class Steps:
+    """A device that has steps until a time of the loop."""
+
+    quiet_from_s: float
+
+    def __post_init__(self) -> None:
+        self.began = loop_time()
+
+    @property
+    def quiet_s(self) -> float:
+        return max(0.0, loop_time() - self.began - self.quiet_from_s)
+
+
+async def waited_s(device: Steps) -> float:
+    began = loop_time()
+    await executor.until_quiet(cast("DeviceThread", device))
+    return loop_time() - began

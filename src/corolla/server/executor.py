@@ -14,13 +14,18 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from corolla.clock import loop_time
 from corolla.server.scheduler import ALWAYS, Scheduler
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+QUIET_S: Final = 1.0
+"""Without a step: longer than a client of a slow network waits for its token."""
+LONGEST_WAIT_S: Final = 60.0
+LOOK_S: Final = 0.25
 
 
 class Job(Protocol):
@@ -118,6 +123,8 @@ class DeviceThread:
         self._step_s = 0.0
         self._began: float | None = None
         """When the step that is being computed began."""
+        self._done = self.clock()
+        """When the last one ended."""
         self._thread = threading.Thread(target=self._work, name="corolla-device", daemon=True)
         self._thread.start()
 
@@ -132,6 +139,11 @@ class DeviceThread:
         began = self._began
         running_s = 0.0 if began is None else self.clock() - began
         return max(self.waiting * self._step_s, running_s)
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long there has been no step; 0 while there is one."""
+        return 0.0 if self.waiting else self.clock() - self._done
 
     def submit(self, jobs: Sequence[Job]) -> None:
         self._submitted += len(jobs)
@@ -203,11 +215,19 @@ class DeviceThread:
             job.run()
         except Exception:
             log.exception("a step left an error behind")
-        done, self._began = self.clock(), None
+        done = self._done = self.clock()
+        self._began = None
         self._scheduler.ran(job, done - started, done)
         if not isinstance(job, _Call):
             self._finished += 1
             self._step_s += 0.1 * (done - started - self._step_s)
+
+
+async def until_quiet(device: DeviceThread) -> None:
+    """Wait for a pause in which something long keeps nobody waiting; where none comes, for `LONGEST_WAIT_S`."""
+    deadline = loop_time() + LONGEST_WAIT_S
+    while device.quiet_s < QUIET_S and loop_time() < deadline:  # noqa: ASYNC110 - the device thread sets no event
+        await asyncio.sleep(LOOK_S)
 
 
 class InlineExecutor:

@@ -30,7 +30,7 @@ from corolla.net.reachable import check_reachable
 from corolla.net.streams import Transport
 from corolla.server.config import ServerConfig
 from corolla.server.device import check_device
-from corolla.server.executor import DeviceThread
+from corolla.server.executor import DeviceThread, until_quiet
 from corolla.server.moving import Placement
 from corolla.server.publisher import Lifetimes, claimed_span
 from corolla.server.serving import ServedSpan, announcement_of, serve_span
@@ -180,10 +180,12 @@ async def _serve(
 
 
 async def _use_tapes(host: "Host", device: DeviceThread, span: "Span") -> None:
-    """While it serves: what a recording needs of torch takes as long to import as half of the start."""
+    """When nobody waits for a step: what a recording needs of torch takes as long to import as half of the start."""
     from corolla.models.recording import symbols
 
+    await until_quiet(device)
     await asyncio.to_thread(symbols)
+    await until_quiet(device)
     await device.call(partial(host.use_tapes, span))
 
 
