@@ -11,6 +11,8 @@ from corolla.apps.processes import Child, Processes
 from corolla.ids import PeerId
 
 START_TIMEOUT_S = 180.0
+RECORDS_S = 6.0
+"""After it is ready a server records its tapes in the first pause, which takes two seconds of a slow core."""
 
 
 @dataclass(slots=True)
@@ -107,8 +109,10 @@ class Fleet:
     def wait_all(self) -> None:
         """Wait for everyone on the way: nobody's start then takes compute from what is measured."""
         self.gather()
-        while self.starting:
-            self._welcome(self.starting[0])
+        if self.starting:
+            while self.starting:
+                self._welcome(self.starting[0])
+            time.sleep(RECORDS_S)
 
     def count(self, span: str) -> int:
         return sum(member.span == span for member in self.up.values())
