@@ -83,6 +83,27 @@ def test_torchs_compiler_is_imported_by_what_needs_it_and_not_before(code: str) 
     assert done.returncode == 0, done.stderr
 
 
+TRAINS = """
+from corolla.models.frugal import import_modeling
+import_modeling()
+import sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=16)
+texts = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 4
+arguments = TrainingArguments(output_dir=sys.argv[1], max_steps=2, report_to=[], use_cpu=True)
+done = Trainer(LlamaForCausalLM(LlamaConfig(**sizes)), arguments, train_dataset=texts).train()
+assert done.global_step == 2 and 0 < done.training_loss < 10
+"""
+
+
+@pytest.mark.slow
+def test_who_trains_in_the_same_process_finds_all_it_needs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINS, str(tmp_path)], capture_output=True, text=True, timeout=250, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 SHARDS = """
 import os, sys
 os.environ["WORLD_SIZE"] = "2"
