@@ -82,7 +82,7 @@ class Open(Message, tag="open", frozen=True, kw_only=True):
     exact: bool = False
     """Never together with another session in one pass; replays repeat the steps as they were."""
     proof: Annotated[bytes, Meta(max_length=64)] = b""
-    """HMAC with the swarm key; empty in an open swarm."""
+    """Reserved: who is in the swarm has been proven when the stream began (`net/gate.py`)."""
 
 
 class Opened(Message, tag="opened", frozen=True, kw_only=True):
