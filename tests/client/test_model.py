@@ -1,9 +1,10 @@
 """The blocking face, without processes: a tiny model over an in-memory swarm, in the network's own thread."""
 
+import _thread
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,14 +153,21 @@ async def all_sessions_over(model: DistributedModelForCausalLM) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_ctrl_c_returns_when_what_it_ended_has_ended() -> None:
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        pytest.param(lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT), id="wakes"),
+        pytest.param(_thread.interrupt_main, id="does-not-wake"),  # as when it comes just before the wait
+    ],
+)
+def test_ctrl_c_returns_when_what_it_ended_has_ended(interrupt: Callable[[], None]) -> None:
     has_ended = False
 
     async def wait_for_ever() -> None:
         nonlocal has_ended
         try:
             await asyncio.sleep(0.2)  # until the user's thread waits
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            interrupt()
             await asyncio.Event().wait()
         finally:
             has_ended = True

@@ -19,6 +19,8 @@ from corolla.errors import LocalProtocolError
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_S = 10.0
+LOOK_S = 1.0
+"""A signal that comes just as a thread begins to wait does not wake it: Python looks for one when the wait is over."""
 
 
 class BackgroundLoop:
@@ -36,11 +38,19 @@ class BackgroundLoop:
         """Its result, or its error, in the calling thread. The coroutine bounds its own waits."""
         future = self.start(work)
         try:
-            return future.result()
+            return self._result(future)
         except BaseException:
             if future.cancel():  # Ctrl-C in the user's thread ends the work too
                 self._let_cancelled_end()
             raise
+
+    def _result(self, future: "Future[T]") -> T:
+        while True:
+            try:
+                return future.result(timeout=LOOK_S)
+            except TimeoutError:
+                if future.done():  # its own, or it ended at this very moment
+                    return future.result()
 
     def _let_cancelled_end(self) -> None:
         """Return when it moves nothing any more, so that what it worked on may be put in order."""
