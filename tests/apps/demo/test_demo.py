@@ -21,8 +21,9 @@ import sys
 from pathlib import Path
 from corolla.apps.demo.demo import Plan, Stage, show
 
+model, mode, max_new_tokens = sys.argv[1:]
 spans = ((0, 2), (2, 4), (4, 6))
-show(Plan(Path(sys.argv[1]), spans, "w9 w10 w11", is_chat=sys.argv[2] == "chat", max_new_tokens=8), Stage())
+show(Plan(Path(model), spans, "w9 w10 w11", is_chat=mode == "chat", max_new_tokens=int(max_new_tokens)), Stage())
 """
 
 
@@ -51,10 +52,11 @@ def local_answers(directory: Path, questions: list[str]) -> list[str]:
     return answers
 
 
-def start(model: Path, mode: str) -> subprocess.Popen[str]:
+def start(model: Path, mode: str, *, max_new_tokens: int = 8) -> subprocess.Popen[str]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", SHOW, str(model), mode], text=True, env=environment, **pipes)
+    words = [sys.executable, "-c", SHOW, str(model), mode, str(max_new_tokens)]
+    return subprocess.Popen(words, text=True, env=environment, **pipes)
 
 
 def test_it_shows_the_local_models_answers_and_the_route(model: Path) -> None:
@@ -71,16 +73,16 @@ def test_it_shows_the_local_models_answers_and_the_route(model: Path) -> None:
 
 
 def test_interrupted_while_it_starts_it_leaves_nothing_behind(model: Path) -> None:
-    with start(model, "once") as demo:
+    with start(model, "once", max_new_tokens=100) as demo:  # on a busy machine a short answer could be at its end
         assert demo.stderr is not None
         while "serves blocks" not in demo.stderr.readline():
             assert demo.poll() is None
-        demo.send_signal(signal.SIGSTOP)  # or, while a busy machine lists its children, it may come to its end
+        demo.send_signal(signal.SIGSTOP)  # nor shall it go on while its children are listed
         family = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(signal.SIGINT)
         demo.send_signal(signal.SIGCONT)
-        demo.communicate(timeout=200)
-    assert demo.returncode != 0
+        out, err = demo.communicate(timeout=200)
+    assert demo.returncode != 0, f"it was not interrupted:\n{out}\n{err}"
     assert len(family) >= 8  # a bootstrap peer and three servers, each with its network daemon
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
