@@ -30,7 +30,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent  # not resolved: the tools stand beside the venv's python, not the system's
-HARD_LIMIT_FACTOR = 3
+HARD_LIMIT_FACTOR = 4
 """How many budgets a part may take before it is killed: a loaded machine is slow, a hang is not."""
 LEAST_TESTS_LIMIT_S = 900
 """What tests may take at least: one that hangs ends by a limit of its own, long before."""
