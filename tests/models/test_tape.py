@@ -49,6 +49,21 @@ def test_a_tape_gives_the_forwards_bits_in_bfloat16(tiny):
     assert unlike_steps(*spans(tiny("llama"), 0, 4, torch.bfloat16), num_steps=20) == []
 
 
+def test_a_session_that_began_before_the_recording_goes_on_to_the_bit(tiny):
+    """A server records in a pause between steps, with sessions open."""
+    checkpoint = tiny("llama")
+    served, plain = load_span(checkpoint, 0, 4), load_span(checkpoint, 0, 4)
+    caches = [span.new_cache(1) for span in (served, plain)]
+    for step in range(8):
+        if step == 4:
+            assert served._recording is None
+            assert served.use_tapes()
+        one = hidden(plain, 1 if step else PROMPT_TOKENS, seed=step)
+        assert torch.equal(*(span.forward(one, cache) for span, cache in zip((served, plain), caches, strict=True)))
+    assert caches[0].equals(caches[1])
+    assert served._tape.cache_info().hits >= 4, "the steps after it did not run from a tape"
+
+
 def test_sessions_over_a_part_of_the_span_get_a_tape_of_that_part(tiny):
     taped, plain = spans(tiny("llama"), 0, 6)
     for start, end in ((0, 3), (2, 6), (1, 2)):
