@@ -108,10 +108,11 @@ class Fleet:
 
     def wait_all(self) -> None:
         """Wait for everyone on the way: nobody's start then takes compute from what is measured."""
+        has_newcomers = bool(self.starting)
         self.gather()
-        if self.starting:
-            while self.starting:
-                self._welcome(self.starting[0])
+        while self.starting:
+            self._welcome(self.starting[0])
+        if has_newcomers:
             time.sleep(RECORDS_S)
 
     def count(self, span: str) -> int:
