@@ -75,6 +75,13 @@ def test_an_interrupt_is_an_exception_there(warm: WarmStart) -> None:
     assert process.returncode == -signal.SIGINT
 
 
+def test_an_interrupt_at_once_is_not_lost(warm: WarmStart) -> None:
+    for _ in range(20):
+        with warm.popen(run(WAIT), env=ENVIRONMENT, **PIPES) as process:
+            process.send_signal(signal.SIGINT)
+            assert "KeyboardInterrupt" in process.communicate(timeout=60)[1]
+
+
 def test_what_takes_too_long_to_communicate_is_ended(warm: WarmStart) -> None:
     with warm.popen(run(WAIT), env=ENVIRONMENT, **PIPES) as process, pytest.raises(subprocess.TimeoutExpired):
         process.communicate(timeout=0.2)

@@ -200,6 +200,7 @@ class _Request:
 def main() -> None:
     """Import, then wait; returns only in children, when what they were to run has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those who started us; SIGTERM ends us as well
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # one for a child that was just forked waits until it runs
     control = socket.socket(fileno=int(sys.argv[1]))
     _import_all()
     gc.collect()
@@ -265,6 +266,7 @@ def _pass_on_ends(statuses: dict[int, int]) -> None:
 def _run(request: _Request) -> None:
     """As the interpreter would have begun with these words."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if request.is_session:
         os.setsid()
     os.chdir(request.directory)
