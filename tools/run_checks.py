@@ -3,8 +3,8 @@
     run_checks.py check    lint, formatting, types, import contracts, fast tests
     run_checks.py test     the same, then the slow and the long tests
 
-The long tests only compute. They run beside all the others, on what those leave of the processors, and their output
-comes when they have ended.
+The types and the long tests only compute. They run beside all the others, on what those leave of the processors, and
+their output comes when those have ended.
 
 A part that takes longer than its budget is loudly named but does not fail; one that reaches its hard limit is
 killed and fails. A failed part does not stop the ones after it. The closing line counts tests the way pytest
@@ -109,7 +109,7 @@ def pytest_part(name: str, marker: str, budget_s: float, *, share: str, runs_bes
 CHECK = (
     Part("lint", tool("ruff", "check", "."), 5),
     Part("formatting", tool("ruff", "format", "--check", "."), 5),
-    Part("types", tool("basedpyright"), 45),
+    Part("types", tool("basedpyright"), 120, runs_beside=True),
     Part("import contracts", tool("lint-imports", "--no-logo", "--no-cache"), 15),
     pytest_part("fast tests", "not slow and not full", 120, share="worksteal"),
 )

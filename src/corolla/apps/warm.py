@@ -200,7 +200,7 @@ class _Request:
 def main() -> None:
     """Import, then wait; returns only in children, when what they were to run has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those who started us; SIGTERM ends us as well
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # one for a child that was just forked waits until it runs
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # one to a child just forked waits until that runs
     control = socket.socket(fileno=int(sys.argv[1]))
     _import_all()
     gc.collect()
