@@ -62,6 +62,7 @@ class _Arrivals:
     stops: list[Stop]
     any_s: float = math.inf
     """Least seconds until a stop is done."""
+    any_over: Stop | None = None
     back_s: float = math.inf
     """Least seconds from the start and back to the client, over a stop whose round trip is known."""
     back_over: Stop | None = None
@@ -71,7 +72,8 @@ class _Arrivals:
 
     def add(self, stop: Stop) -> None:
         self.stops.append(stop)
-        self.any_s = min(self.any_s, stop.done_s)
+        if stop.done_s < self.any_s:
+            self.any_s, self.any_over = stop.done_s, stop
         if stop.way_s is None:
             if stop.done_s < self.unmeasured_s:
                 self.unmeasured_s, self.unmeasured = stop.done_s, stop
@@ -175,12 +177,21 @@ class Search:
     def _over_own_links_s(
         self, there: _Arrivals, own: Sequence[Stop], server: ServerView, way_s: float | None
     ) -> float:
-        """Over these stops by their own links, over the others as for any; all one by one if the best is among them."""
-        if way_s is None or there.back_over in own or there.unmeasured in own:
-            own, others_s = there.stops, math.inf
-        else:
-            others_s = min(there.back_s + way_s, there.unmeasured_s + self._unknown_s)
-        return min(others_s, *(stop.done_s + between_s(self._cost, self._view, stop.server, server) for stop in own))
+        """Over these stops by their own links, over the others as for any."""
+        by_own = (stop.done_s + between_s(self._cost, self._view, stop.server, server) for stop in own)
+        return min(self._over_others_s(there, own, way_s), *by_own)
+
+    def _over_others_s(self, there: _Arrivals, own: Sequence[Stop], way_s: float | None) -> float:
+        """Over all stops but these: by the best of all, if it is none of these."""
+        others = there
+        if {there.any_over, there.back_over, there.unmeasured}.intersection(own):
+            others = _Arrivals([])
+            for stop in there.stops:
+                if stop not in own:
+                    others.add(stop)
+        if way_s is None:
+            return others.any_s + self._unknown_s
+        return min(others.back_s + way_s, others.unmeasured_s + self._unknown_s)
 
     def _entries(self, stop: Stop) -> Iterator[Entry]:
         """Every way to come to this stop, from the client or from a stop that ends inside its span."""
