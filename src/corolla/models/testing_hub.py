@@ -165,14 +165,16 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send_file(path)
 
     def _send_file(self, path: Path) -> None:
-        content, part = path.read_bytes(), self.request_now.part
+        part, size = self.request_now.part, path.stat().st_size
         if part is None or self.fault_now.ignores_range:
-            return self._answer(200, content)
-        start, end = part[0], min(part[1], len(content))
+            return self._answer(200, path.read_bytes())
+        start, end = part[0], min(part[1], size)
         if start >= end:
-            return self._answer(416, b"", {"Content-Range": f"bytes */{len(content)}"})
-        headers = {"Content-Range": f"bytes {start}-{end - 1}/{len(content)}"}
-        return self._answer(206, content[start:end], headers)
+            return self._answer(416, b"", {"Content-Range": f"bytes */{size}"})
+        with path.open("rb") as file:
+            file.seek(start)
+            content = file.read(end - start)
+        return self._answer(206, content, {"Content-Range": f"bytes {start}-{end - 1}/{size}"})
 
     def _answer(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
         fault = self.fault_now
