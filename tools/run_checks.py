@@ -109,7 +109,7 @@ def pytest_part(name: str, marker: str, budget_s: float, *, share: str, runs_bes
 CHECK = (
     Part("lint", tool("ruff", "check", "."), 5),
     Part("formatting", tool("ruff", "format", "--check", "."), 5),
-    Part("types", tool("basedpyright"), 120, runs_beside=True),
+    Part("types", tool("basedpyright"), 180, runs_beside=True),
     Part("import contracts", tool("lint-imports", "--no-logo", "--no-cache"), 15),
     pytest_part("fast tests", "not slow and not full", 120, share="worksteal"),
 )
