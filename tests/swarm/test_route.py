@@ -129,6 +129,13 @@ def test_the_announced_delay_between_servers_counts() -> None:
     assert found.cost_s == pytest.approx(0.1 + 0.018 + 0.0005 + 0.018 + 0.1)
 
 
+def test_a_slow_link_of_its_own_keeps_the_server_that_is_done_first_from_standing_for_the_others() -> None:
+    first, second = server("first", 0, 2, 0.2, next_rtts={"last": 4.0}), server("second", 0, 2, 0.04, queue_s=0.1)
+    found = route([first, second, server("last", 2, 4, None)], 4)
+    assert hops(found) == [("second", 0, 2), ("last", 2, 4)]
+    assert found.cost_s == pytest.approx(0.02 + 0.1 + 0.018 + 0.15 + 0.018 + 0.15)
+
+
 def test_a_thin_link_costs_what_the_activations_take_on_it() -> None:
     a, wide = server("A", 0, 2, 0.02), server("wide", 2, 4, 0.03, inflows={"A": 100_000_000})
     thin = server("thin", 2, 4, 0.02, inflows={"A": 500_000, "someone else": 1})

@@ -63,6 +63,7 @@ class _Arrivals:
     any_s: float = math.inf
     """Least seconds until a stop is done."""
     any_over: Stop | None = None
+    """The stop that is."""
     back_s: float = math.inf
     """Least seconds from the start and back to the client, over a stop whose round trip is known."""
     back_over: Stop | None = None
