@@ -90,7 +90,9 @@ def local_s(model_s: Path) -> PreTrainedModel:
 def addresses(model_s: Path, warm: WarmStart) -> Iterator[dict[int, str]]:
     """Swarms of 1, 2 and 4 servers; the address of each."""
     with Processes(ONE_THREAD, popen=warm.popen) as processes:
-        yield {chain.num_servers: chain.address for chain in start_chains(processes, model_s, (1, 2, 4))}
+        yield {
+            chain.num_servers: chain.address for chain in start_chains(processes, model_s, (1, 2, 4), let_record=False)
+        }
 
 
 @pytest.fixture(scope="module")

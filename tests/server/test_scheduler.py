@@ -68,3 +68,23 @@ def test_two_prompts_take_turns() -> None:
     for number, session in enumerate("aabb"):
         scheduler.add(Item(number, session, is_prefill=True), 0.0)
     assert [[item.number for item in batch] for batch in passes_of(scheduler)] == [[0], [1], [2], [3]]
+
+
+@given(st.lists(st.tuples(st.sampled_from("aabc"), st.integers(0, 6), st.booleans(), st.booleans()), max_size=60))
+def test_a_step_that_comes_alone_runs_as_if_it_had_stood_in_line(steps: list[tuple[str, int, bool, bool]]) -> None:
+    """A lone decode step takes a shortcut past the lines, and leaves behind what those would have."""
+    quick: Scheduler[Item] = Scheduler()
+    lined: Scheduler[Item] = Scheduler()
+    lined.add = lined._line_up  # type: ignore[method-assign]
+    for number, (guest, num_tokens, is_listed, is_taken) in enumerate(steps):
+        now = number / 8
+        item = Item(number, guest, num_tokens > 1, f"guest {guest}", "net", is_listed, num_tokens)
+        quick.add(item, now)
+        lined.add(item, now)
+        if is_taken:
+            batch = quick.take(now)
+            assert batch == lined.take(now)
+            for done in batch:
+                quick.ran(done, 0.2, now + 0.1)
+                lined.ran(done, 0.2, now + 0.1)
+            assert quick.pause_s(now) == lined.pause_s(now)

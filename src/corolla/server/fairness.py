@@ -50,6 +50,11 @@ class Fairness:
         if not self.is_heavy(item):
             _note(self._light_at, guest, now)
 
+    def came_alone(self, item: "Schedulable", now: float) -> None:
+        """A light one for which nothing else waited, and which has left the line already."""
+        _note(self._seen_at, item.guest_key, now)
+        _note(self._light_at, item.guest_key, now)
+
     def left(self, item: "Schedulable") -> None:
         self._count(item, -item.num_tokens)
 

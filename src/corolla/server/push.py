@@ -178,7 +178,8 @@ class Push:
         if channel is None:
             self._held_from = message.step_no if self._held_from is None else min(self._held_from, message.step_no)
         else:
-            channel.send(replace(message, route_version=self.route_version))
+            is_as_it_goes = message.route_version == self.route_version  # nearly every step: one copy less
+            channel.send(message if is_as_it_goes else replace(message, route_version=self.route_version))
 
     def _kept(self, from_step: int) -> Sequence[Step | Output]:
         if not self.is_tail:

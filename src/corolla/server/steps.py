@@ -54,7 +54,7 @@ class Steps:
         self._tasks = tasks
         self._in_flight = in_flight
         self._over: deque[tuple[Guest, int]] = deque()
-        """What the device thread is done with; the loop takes it off the books when the next step comes."""
+        """What the device thread is done with; the loop takes it off the books with the next step."""
         self._on_computed = on_computed
         self._has_company = has_company
         self._loop = asyncio.get_running_loop()
@@ -115,10 +115,11 @@ class Steps:
         link.unread.clear()
 
     def flush(self) -> None:
-        """Hand what was read to the device thread."""
+        """Hand what was read to the device thread; the books can wait until that has begun."""
         jobs, self._read = self._read, []
         if jobs:
             self._executor.submit(jobs)
+        self._clear_books()
 
     @property
     def bytes_in_flight(self) -> int:
@@ -127,8 +128,11 @@ class Steps:
 
     def _book(self, session: HostedSession, step: wire.Step) -> None:
         """Raises Overloaded."""
-        self._clear_books()
-        self._in_flight.take(session.guest, step.hidden.nbytes)
+        try:
+            self._in_flight.take(session.guest, step.hidden.nbytes)
+        except Overloaded:
+            self._clear_books()  # what is over since the last step may be what was too much
+            self._in_flight.take(session.guest, step.hidden.nbytes)
 
     def _clear_books(self) -> None:
         while self._over:

@@ -33,8 +33,9 @@ class WireTensor:
         self.dtype: Final = dtype
         self.shape: Final = shape
         self.data: Final = data
-        self.nbytes: Final = tensor_bytes(dtype, shape)
-        """By dtype and shape; whether `data` has as many is looked at when it is sent."""
+        self.nbytes: Final = ITEM_BYTES.get(dtype, 0) * math.prod(shape)
+        """By dtype and shape, 0 of a dtype that does not travel; whether `data` has as many is looked at when it is
+        sent."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WireTensor):
@@ -47,8 +48,3 @@ class WireTensor:
 
     def __repr__(self) -> str:
         return f"WireTensor({self.dtype}, {list(self.shape)})"
-
-
-def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes a tensor of this dtype and shape takes on the wire; 0 of a dtype that does not travel."""
-    return ITEM_BYTES.get(dtype, 0) * math.prod(shape)

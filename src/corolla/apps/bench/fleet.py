@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from corolla.apps.bench.setup import RECORDS_S
 from corolla.apps.processes import Child, Processes
 from corolla.ids import PeerId
 
 START_TIMEOUT_S = 180.0
-RECORDS_S = 6.0
-"""After it is ready a server records its tapes in the first pause, which takes two seconds of a slow core."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """What a hop costs: a decode step's time outside head and tail, less the compute that the servers measured.
 
-Through the real client session, handler, session rules, scheduler and device thread, with S's blocks, as a star.
+Through the real client session, handler, session rules, scheduler and device thread, with S's blocks, round the ring:
+one more server is one link more, and its own work.
 The head and the tail run between the steps, as in a generation, so that caches are as cold as they are there.
 Runs over 1, 2 and 4 servers alternate, since the machine drifts; the figure is the slope over the number of servers.
 """

@@ -15,6 +15,8 @@ from corolla.apps.processes import Processes
 from corolla.models.disk_cache import user_cache
 
 READY_TIMEOUT_S = 180.0
+RECORDS_S = 6.0
+"""After it is ready a server records its tapes in the first pause, which takes two seconds of a slow core."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """One compute thread per process: two threads on two busy cores are many times slower."""
 
@@ -40,8 +42,13 @@ def model_s() -> Path:
     return directory
 
 
-def start_chains(processes: Processes, model: Path, counts: Sequence[int], num_blocks: int = 8) -> list[Chain]:
-    """For each count, a swarm of that many servers with equal spans; all ready when this returns."""
+def start_chains(
+    processes: Processes, model: Path, counts: Sequence[int], num_blocks: int = 8, *, let_record: bool = True
+) -> list[Chain]:
+    """For each count, a swarm of that many servers with equal spans; all ready when this returns.
+
+    `let_record`: and done with what they do after that, which would slow what is measured.
+    """
     deadline = time.monotonic() + READY_TIMEOUT_S
     chains: list[Chain] = []
     for count in counts:
@@ -56,6 +63,8 @@ def start_chains(processes: Processes, model: Path, counts: Sequence[int], num_b
         for other in others:
             other.wait_ready(deadline)
         chains.append(Chain(count, address))
+    if let_record:
+        time.sleep(RECORDS_S)
     return chains
 
 
