@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from corolla.apps.sim.toy import ToySpan, hidden_of, numbers_of, whole_model
 from corolla.client.hop import Hop, HopLimits, ServerLink
-from corolla.errors import CacheFull, HopFailed, Overloaded, SessionLost, SwarmError, Unsupported
-from corolla.ids import Fingerprint, new_session_id
+from corolla.errors import CacheFull, HopFailed, LinkDown, Overloaded, SessionLost, SwarmError, Unsupported
+from corolla.ids import Fingerprint, PeerId, new_session_id
 from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness
 from corolla.net.memory.loop import run_virtual
@@ -24,6 +25,7 @@ from corolla.server.config import SessionLimits
 from corolla.server.executor import InlineExecutor
 from corolla.server.handler import Handler
 from corolla.server.kv import CachePool
+from corolla.server.routes import MayDial
 from corolla.wire import messages as wire
 from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
 
@@ -117,16 +119,23 @@ class Lab:
         assert self.handler.bytes_in_flight == 0
 
 
+async def _anyone(_peer: PeerId, _block: int) -> bool:
+    return True
+
+
 @asynccontextmanager
 async def lab(
-    limits: SessionLimits | None = None, cache_tokens: int = 1024, executor: InlineExecutor | None = None
+    limits: SessionLimits | None = None,
+    cache_tokens: int = 1024,
+    executor: InlineExecutor | None = None,
+    may_dial: MayDial = _anyone,
 ) -> AsyncIterator[Lab]:
     network = MemoryNetwork(random.Random(0))
     async with network.transport("server") as server, network.transport("client") as client:
         await client.join(server.addresses, timeout_s=5)
         handler = Handler(
             server, ToySpan(0, BLOCKS), executor or InlineExecutor(), CachePool(cache_tokens),
-            fingerprint=MODEL, limits=limits or SessionLimits(), liveness=Liveness(),
+            fingerprint=MODEL, limits=limits or SessionLimits(), liveness=Liveness(), may_dial=may_dial,
         )  # fmt: skip
         await handler.start()
         try:
@@ -272,6 +281,84 @@ def test_a_full_cache_makes_a_session_wait_and_then_says_so() -> None:
             await asyncio.sleep(1)
             first.close()
             assert await run(await waiting, step(0, 0, [1])) == whole_model(BLOCKS, [1])
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_a_session_that_is_given_a_new_route_while_it_waits_for_cache_takes_that_one_when_it_has_it(
+    is_fresh: bool,
+) -> None:
+    """Taken at once, it would compute without a lease, and lose what it holds when the lease comes."""
+
+    async def story() -> None:
+        async with lab(cache_tokens=64) as here, here.link() as link, here.other() as other:
+            first = await open_session(link, here.ask(max_tokens=64))
+            ask = here.ask(max_tokens=16, upstream=other.transport.peer)
+            waiting = Session(other, ask)
+            other.send(ask)
+            await asyncio.sleep(1)
+            opening = asyncio.create_task(waiting.hop.open(replace(ask, route_version=1, is_fresh=is_fresh)))
+            await asyncio.sleep(1)
+            assert not opening.done()
+            assert here.handler.pool.free_pages == 0
+            first.close()
+            assert (await opening).route_version == 1
+            await waiting.hop.connect()
+            history = [1, 2, 3]
+            for number, token in enumerate(history):
+                answer = await run(waiting, step(number, number, [token], route_version=1))
+            assert answer == whole_model(BLOCKS, history)[-1:]
+            waiting.close()
+
+    run_virtual(story())
+
+
+def test_a_session_with_a_new_route_for_which_no_cache_frees_up_is_refused_on_that_route() -> None:
+    async def story() -> None:
+        async with (
+            lab(SessionLimits(cache_wait_s=5), cache_tokens=64) as here,
+            here.link() as link,
+            here.other() as other,
+        ):
+            await open_session(link, here.ask(max_tokens=64))
+            ask = here.ask(max_tokens=16, upstream=other.transport.peer)
+            other.send(ask)
+            await asyncio.sleep(1)
+            refused: list[wire.AnyMessage] = []
+            waiting = Session(other, ask)
+            hear = waiting.hop.hear
+            waiting.hop.hear = lambda message: (refused.append(message), hear(message))[1]
+            with pytest.raises(CacheFull):
+                await waiting.hop.open(replace(ask, route_version=1))
+            assert [message.route_version for message in refused if isinstance(message, wire.Refused)] == [1]
+            assert len(here.handler.sessions) == 1
+
+    run_virtual(story())
+
+
+def test_a_peer_that_is_not_announced_as_the_next_hop_is_not_dialled_and_may_be_once_it_is() -> None:
+    announced: set[PeerId] = set()
+
+    async def may_dial(peer: PeerId, _block: int) -> bool:
+        return peer in announced
+
+    async def story() -> None:
+        async with lab(may_dial=may_dial) as here, here.network.transport("stranger") as stranger, here.link() as link:
+            await stranger.join(here.server.addresses, timeout_s=5)
+            dialled: list[PeerId] = []
+            await stranger.serve(DATA_PROTOCOL, lambda stream: dialled.append(stream.peer))
+            ask = here.ask(next=stranger.peer)
+            session = await open_session(link, ask)
+            await asyncio.sleep(1)
+            assert isinstance(session.fault, LinkDown)
+            assert "not announced" in str(session.fault)
+            assert dialled == []
+            announced.add(stranger.peer)
+            await session.hop.open(replace(ask, route_version=1, is_fresh=False))
+            await asyncio.sleep(1)
+            assert dialled == [here.server.peer]
+            session.close()
 
     run_virtual(story())
 

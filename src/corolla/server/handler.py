@@ -211,9 +211,10 @@ class Handler:
             if not ask.is_fresh:
                 raise Unsupported(f"the session is open for blocks {held.start}:{held.stop}")
             held.start, held.stop = ask.start, ask.end
-        held.state = on_reopen(held.state, ask)
+        held.state, held.asked = on_reopen(held.state, ask), ask
         held.is_on_route = False
-        self._tasks.spawn(self._take_route(held, ask))
+        if held.cache is not None:  # else it waits in line for that, and `_hold` takes the newest route then
+            self._tasks.spawn(self._take_route(held, ask))
 
     def _admit(self, control: Control, ask: wire.Open) -> HostedSession:
         """The new session, or why not. Nothing but its share of the caps is held yet."""
@@ -230,7 +231,8 @@ class Handler:
         self.admission.admit_open(guest, ask.max_tokens * ask.max_rows, loop_time())
         return HostedSession(
             state_of(ask, facts, limits, control.peer),
-            control, guest, self.runner, ask.start, ask.end, ask.wire_dtype, ask.want, next=None, last_used=loop_time(),
+            control, guest, self.runner, ask.start, ask.end, ask.wire_dtype, ask.want, ask, next=None,
+            last_used=loop_time(),
         )  # fmt: skip
 
     def _saw_step(self, job: StepJob) -> None:
@@ -253,15 +255,16 @@ class Handler:
             async with self.pool.reserve(ask.max_tokens, ask.max_rows, timeout_s=self.limits.cache_wait_s):
                 if not session.ended.is_set():
                     session.cache = await self.executor.call(
-                        partial(session.runner.new_cache, ask.start, ask.end, ask.max_tokens), after=session.key
+                        partial(session.runner.new_cache, session.start, session.stop, ask.max_tokens),
+                        after=session.key,
                     )
                     self.counters.sessions_opened += 1
-                    await self._take_route(session, ask)
+                    await self._take_route(session, session.asked)
                     await self._until_ended(session)
                     if not session.is_clients_end:  # it knows, and may have opened another under this id
                         control.channel.send(wire.Close(session=ask.session, text=session.end_reason))
         except Refused as refused:
-            self._replies.refuse_open(control.channel, ask, refused)
+            self._replies.refuse_open(control.channel, session.asked, refused)
         finally:
             if self.sessions.get((control.peer, ask.session)) is session:
                 del self.sessions[control.peer, ask.session]

@@ -58,6 +58,8 @@ class HostedSession:
     stop: int
     wire_dtype: DType
     want: wire.Want
+    asked: wire.Open
+    """The newest, which it follows as soon as it has cache."""
     next: PeerId | None
     last_used: float
     push: Push = field(default_factory=Push)

@@ -9,7 +9,7 @@ from corolla.clock import loop_time
 from corolla.ids import PeerId
 from corolla.swarm.watch import Watcher
 
-MIN_REFRESH_S = 0.2
+MIN_REFRESH_S = 1.0
 """A client that names strangers makes us read the announcements once in this time, not once a stranger."""
 
 
@@ -23,6 +23,8 @@ class Neighbours:
 
     async def may_dial(self, peer: PeerId, block: int) -> bool:
         """Whether `peer` is announced to host `block` of this model."""
+        if self._is_announced(peer, block):
+            return True
         asked_at = loop_time()
         async with self._reading:  # whoever asks meanwhile shares the answer
             if not self._is_announced(peer, block) and self._read_at < asked_at:

@@ -107,22 +107,16 @@ class Routes:
     async def _reach(self, session: HostedSession, peer: PeerId) -> Channel:
         """A data stream to a server that goes on where we end. Raises HopFailed.
 
-        Whether it is announced for that is looked up beside the dial, not before: a recovery would wait for it.
+        Nobody makes us talk to a stranger: a peer that is not announced for that is not dialled.
         """
+        if not await self._may_dial(peer, session.stop):
+            raise HopFailed(peer, f"it is not announced for block {session.stop} of this model")
         stream = await self._transport.dial(peer, DATA_PROTOCOL, timeout_s=self._limits.dial_timeout_s)
         channel = Channel(
             stream, we_dialed=True, on_message=_expect_nothing, on_closed=partial(self._next_lost, session, peer)
         )
         channel.send(wire.Attach(session=session.state.session, route_version=session.state.route_version))
-        self._tasks.spawn(self._check_neighbour(session, peer, channel))
         return channel
-
-    async def _check_neighbour(self, session: HostedSession, peer: PeerId, channel: Channel) -> None:
-        """Nobody makes us talk to a stranger: close the stream again when the peer is not announced."""
-        if not await self._may_dial(peer, session.stop):
-            channel.close()
-            reason = f"it is not announced for block {session.stop} of this model"
-            self._replies.link_down(session, peer, reason, stands_by=session.next != peer)
 
     def _next_lost(self, session: HostedSession, peer: PeerId, error: SwarmError | None) -> None:
         if session.aside.pop(peer, None) is not None and error is not None:
