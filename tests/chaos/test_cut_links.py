@@ -5,6 +5,7 @@ pushed on it, a server freezes, or both.
 """
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 
@@ -12,6 +13,7 @@ import pytest
 
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import hidden_of, numbers_of, whole_model
+from corolla.client import steps
 from corolla.client.config import ClientConfig
 from corolla.client.session import Session, StepInput
 from corolla.clock import loop_time
@@ -138,5 +140,30 @@ def test_a_rebuild_through_the_client_may_itself_be_interrupted(delay_s: float) 
                 swarm.network.kill(peer(swarm, "a"))
                 await writing
                 await write(session, history, "all", rng)
+
+    run_virtual(scenario(), limit_s=LIMIT_S)
+
+
+def test_a_slow_link_between_servers_is_not_taken_for_one_that_swallows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are under way for longer than a dead server's silence: nothing is sent twice, and nothing parted."""
+    monkeypatch.setattr(steps, "SLOWEST_LINK", 600)
+    chunks = [[number] * 1500 for number in range(2)]
+    slow = LinkConditions(LATENCY_S, bytes_per_s=800)
+
+    async def scenario() -> None:
+        async with MemorySwarm(num_blocks=NUM_BLOCKS, conditions=LinkConditions(LATENCY_S)) as swarm:
+            for name, span in SPANS.items():
+                await swarm.serve(name, span)
+            client = await swarm.client("client", CONFIG)
+            async with client.open_session(swarm.model, max_tokens=3100) as session:
+                await session.step(hidden_of([[7]]), num_tokens=1, want="last")
+                swarm.network.set_conditions(peer(swarm, "a"), peer(swarm, "b"), slow)
+                began = loop_time()
+                inputs = [StepInput(hidden_of([chunk]), len(chunk)) for chunk in chunks]
+                outputs = await session.run(inputs, want="last")
+                assert loop_time() - began > 2 * CONFIG.liveness.dead_after_s, "slow enough to be mistaken"
+                assert numbers_in(outputs) == whole_model(NUM_BLOCKS, [7, *itertools.chain(*chunks)])[-1:]
+                assert session.recoveries == 0
+                assert session.through_client == []
 
     run_virtual(scenario(), limit_s=LIMIT_S)

@@ -13,7 +13,7 @@ from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import hidden_of, numbers_of, whole_model
 from corolla.client.session import Session
 from corolla.clock import loop_time
-from corolla.errors import Overloaded
+from corolla.errors import MissingBlocks, Overloaded
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
 from corolla.server.control import Control
@@ -24,6 +24,8 @@ from corolla.wire import messages as wire
 NUM_BLOCKS = 6
 STEP_S = 0.02
 TWENTY_TIMES = 20
+NEVER_S = 2_000
+"""Longer than any session here lasts."""
 
 
 @dataclass(slots=True)
@@ -122,6 +124,52 @@ def test_where_nothing_better_is_known_the_slow_server_stays() -> None:
         await scene.write(session, 300)
         assert slow in scene.in_use(session)
         assert session.recoveries == 0
+
+    play(story, "0:3", "3:6")
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_server_whose_step_never_comes_back_is_replaced_though_it_answers_heartbeats(place: int) -> None:
+    """A device that hangs: its queue grows, and nothing is silent."""
+
+    async def story(scene: Scene, session: Session) -> None:
+        await scene.write(session, 20)
+        stuck = scene.in_use(session)[place]
+        scene.paces[stuck].step_s = NEVER_S
+        [stalled_s] = await scene.write(session, 1)
+        assert stalled_s < 20
+        assert stuck not in scene.in_use(session)
+        await scene.write(session, 20)
+        assert session.recoveries == 1
+
+    play(story, "0:2", "2:4", "4:6")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_prompt_at_which_a_server_hangs_goes_on_elsewhere_when_its_time_is_over(place: int) -> None:
+    """Of a session's first step nobody knows how long it takes there: it has all the time that a step may take."""
+
+    async def story(scene: Scene, session: Session) -> None:
+        stuck = scene.in_use(session)[place]
+        scene.paces[stuck].step_s = NEVER_S
+        [stalled_s] = await scene.write(session, 1)
+        assert 180 <= stalled_s < 190
+        assert stuck not in scene.in_use(session)
+
+    play(story, "0:3", "3:6")
+
+
+def test_where_everybody_hangs_the_step_fails_and_says_whose_blocks_are_missing() -> None:
+    async def story(scene: Scene, session: Session) -> None:
+        await scene.write(session, 20)
+        for name in scene.paces:
+            if name[1] == "0":
+                scene.paces[name].step_s = NEVER_S
+        began = loop_time()
+        with pytest.raises(MissingBlocks, match="do not answer") as missing:
+            await scene.write(session, 1)
+        assert missing.value.blocks == [0, 1, 2]
+        assert loop_time() - began < 400
 
     play(story, "0:3", "3:6")
 

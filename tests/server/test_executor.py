@@ -106,3 +106,19 @@ async def waited_s(device: Steps) -> float:
     began = loop_time()
     await executor.until_quiet(cast("DeviceThread", device))
     return loop_time() - began
+
+
+def test_a_device_that_hangs_keeps_nobody_from_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "CLOSE_S", 0.2)
+    goes_on = threading.Event()
+
+    async def scenario() -> None:
+        device = DeviceThread()
+        hanging = asyncio.ensure_future(device.call(goes_on.wait))
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(20):
+            await device.close()
+        goes_on.set()
+        await hanging
+
+    asyncio.run(scenario())

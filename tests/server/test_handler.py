@@ -31,7 +31,7 @@ from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
 
 MODEL = Fingerprint("f" * 32)
 BLOCKS = 4
-LIMITS = HopLimits(dial_timeout_s=5, open_timeout_s=20, step_timeout_s=60)
+LIMITS = HopLimits(dial_timeout_s=5, open_timeout_s=20)
 
 
 class Session:

@@ -20,7 +20,8 @@ class ClientConfig:
     open_timeout_s: float = 20.0
     """For a server's answer to `Open`: longer than it may let us wait in line for its cache."""
     step_timeout_s: float = 180.0
-    """For one step on one server; a server that answers heartbeats may be this slow."""
+    """For one step, besides the time that its bytes travel: a server that answers heartbeats may be this slow. Whoever
+    lets it pass is replaced once; then the step fails."""
     wait_for_servers_s: float = 60.0
     """How long a session waits for a server to appear when nothing covers a lost block."""
     shun_s: float = 60.0

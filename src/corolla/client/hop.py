@@ -38,7 +38,6 @@ class HopLimits:
 
     dial_timeout_s: float
     open_timeout_s: float
-    step_timeout_s: float
 
 
 class Listener(Protocol):

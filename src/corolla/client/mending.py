@@ -41,6 +41,8 @@ SUSPECT_AFTER = 3
 before it may send it nonsense."""
 MAX_FRUITLESS = 12
 """Recoveries without an answer before the user is told, once the time for which a session waits is over too."""
+MAX_TIMEOUTS = 1
+"""Servers in turn that let one step's whole time pass; after another the user is told."""
 MAX_CONFESSIONS = 3
 """Servers in turn that say of one step that their blocks give NaN: then it is the model in this dtype."""
 
@@ -62,6 +64,7 @@ class Mender:
         self._troubled_since = 0.0
         """Loop time of the first of them."""
         self._confessions = 0
+        self._timeouts = 0
 
     @property
     def has_faults(self) -> bool:
@@ -72,7 +75,7 @@ class Mender:
 
     def on_answer(self) -> None:
         """A step was answered: the route works."""
-        self._fruitless = self._confessions = 0
+        self._fruitless = self._confessions = self._timeouts = 0
 
     async def start(self) -> None:
         """Take the first route. Waits for nobody. Raises NoRoute, Refused or HopFailed."""
@@ -116,6 +119,27 @@ class Mender:
             await self._stand_between_all()
         elif (owing := self._ring.owing()) is not None:
             self._ring.drop(owing, HopFailed(owing.peer, "it has no work, and has not answered its step"))
+
+    async def on_stuck(self, hop: Hop) -> None:
+        """One step has been at work there for far longer than is usual. While nobody else has its blocks, wait on."""
+        in_use = frozenset(place.peer for place in self._ring.places)
+        try:
+            await self._substitutes.find_answering(range(hop.start, hop.end), without=in_use)
+        except (NoRoute, PlacesFailed):
+            return
+        self._ring.drop(hop, HopFailed(hop.peer, "a step has been at work there for far longer than is usual"))
+
+    def on_timeout(self, waited_s: float) -> None:
+        """No output in all this time: whoever has work still is to blame, or who owes the step. Raises HopFailed when
+        that has happened before, and nothing was answered since."""
+        hop = max(self._ring.hops, key=lambda hop: hop.link.life.peer_queue_s)
+        if hop.link.life.peer_queue_s == 0:
+            hop = self._ring.owing() or self._ring.hops[-1]
+        late = HopFailed(hop.peer, f"no output came round within {waited_s:.0f} s, most likely because of it")
+        self._timeouts += 1
+        if self._timeouts > MAX_TIMEOUTS:
+            raise late
+        self._ring.drop(hop, late)
 
     async def _stand_between_all(self) -> None:
         """A link between two of them swallows what they push, or one of them does."""

@@ -15,7 +15,7 @@ from corolla.client.hop import Hop
 from corolla.client.recovery import Place
 from corolla.client.ring import PlacesFailed, Ring, SwarmAccess
 from corolla.client.router import ServedModel
-from corolla.client.slowness import Pace, Patience, after_look, after_step, pick_slow
+from corolla.client.slowness import Pace, Patience, after_look, after_step, is_stuck, pick_slow
 from corolla.client.steps import Steps
 from corolla.client.substitutes import POLL_S, Substitutes
 from corolla.clock import loop_time
@@ -81,6 +81,18 @@ class Mover:
         if slow is not None and now >= self._patience.until and not self.is_busy and not self._is_closed:
             self._patience = after_look(self._patience, now)
             self._start(self._leave_slow(slow))
+
+    def pick_stuck(self) -> Hop | None:
+        """A hop that has a decode step at work for far longer than is usual there; not more often than a slow one."""
+        now = loop_time()
+        if now < self._patience.until or any(pending.num_tokens > 1 for pending in self._steps.pending.values()):
+            return None
+        for hop in self._ring.hops:
+            pace = self._paces.get(hop.peer)
+            if pace is not None and is_stuck(pace, hop.link.life.peer_queue_s):
+                self._patience = after_look(self._patience, now)
+                return hop
+        return None
 
     @asynccontextmanager
     async def kept_still(self) -> AsyncIterator[None]:

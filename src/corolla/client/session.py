@@ -296,23 +296,30 @@ class Session:
                 await self._mender.mend()
                 continue
             self._push()
-            if not await self._has_news():
-                await self._mender.on_quiet()
+            await self._wait_for_news()
 
-    async def _has_news(self) -> bool:
-        """Wait for an output or a fault. False: for some time nothing has come, though no server has work to do."""
-        quiet_s, began = self._config.liveness.dead_after_s, loop_time()
-        deadline, patience_s = began + self._config.step_timeout_s, 3 * quiet_s + self._steps.slowest_way_s
-        while loop_time() < deadline:
+    async def _wait_for_news(self) -> None:
+        """For an output or a fault. What has come to nothing for too long is taken for one.
+
+        How long that is grows with the bytes under way: a slow link brings them, and shows no other sign of life.
+        """
+        look_s, way_s, began = self._config.liveness.dead_after_s, self._steps.slowest_way_s, loop_time()
+        quiet_at = began + way_s + (look_s if self._ring.has_links else 3 * look_s)
+        deadline = began + way_s + self._config.step_timeout_s
+        while (now := loop_time()) < deadline:
+            next_look = min(now + look_s, deadline, quiet_at if now < quiet_at else deadline)
             try:
-                async with asyncio.timeout(min(quiet_s, deadline - loop_time())):
+                async with asyncio.timeout(next_look - now):
                     await self._news.wait()
-                    return True
+                    return
             except TimeoutError:
-                is_idle = all(hop.link.life.is_answering and hop.link.life.peer_queue_s == 0 for hop in self._ring.hops)
-                if is_idle and (self._ring.has_links or loop_time() >= began + patience_s):
-                    return False
-        raise HopFailed(self._ring.hops[-1].peer, f"no output came round within {self._config.step_timeout_s:g} s")
+                lives = [hop.link.life for hop in self._ring.hops]
+                if loop_time() >= quiet_at and all(life.is_answering and life.peer_queue_s == 0 for life in lives):
+                    await self._mender.on_quiet()
+                    return
+                if (stuck := self._mover.pick_stuck()) is not None:
+                    await self._mender.on_stuck(stuck)
+        self._mender.on_timeout(deadline - began)
 
     def _note_times(
         self, places: Sequence[Place], timings: Sequence[wire.HopTiming], num_tokens: int, took_s: float

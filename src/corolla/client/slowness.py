@@ -5,6 +5,7 @@ for its step, by that hop's own clock; here they become a `Pace` each:
 
     could_be     whether the times that a step brought are no longer than it took: a tail could write what it likes
     after_step   a step's time → the hop's pace: what is usual, and the newest few
+    is_stuck     whether a step that has not come back yet has been at work for too long
     pick_slow    the hop whose newest steps were all far beyond the usual, while the other hops' were not
     is_worth     whether another server promises enough to pay for a replay of the whole text
     after_look   when the session may look again: a slow swarm is not hammered
@@ -30,6 +31,9 @@ LEAST_LOSS_S: Final = 0.05
 """A step must lose at least this much: below it nobody notices, and clocks and schedulers err as much."""
 GAIN: Final = 0.1
 """Weight of a step in what is usual, once that is known."""
+STUCK_S: Final = 15.0
+STUCK_TIMES: Final = 50.0
+"""Times its usual, and never below `STUCK_S`, for one step that has not come back."""
 WORTH: Final = 2.0
 """A server is left for one that costs at most half: the estimate of the other is rough, and a move costs a replay."""
 FIRST_PAUSE_S: Final = 30.0
@@ -88,6 +92,12 @@ def after_step(pace: Pace | None, step_s: float) -> Pace:
     return replace(
         pace, usual_s=pace.usual_s + gain * (step_s - pace.usual_s), num_steps=pace.num_steps + 1, newest_s=newest_s
     )
+
+
+def is_stuck(pace: Pace, busy_s: float) -> bool:
+    """Whether a hop that has been at work for so long will hardly come back: what it is at may be a stranger's prompt,
+    but waiting for it costs more than a replay elsewhere."""
+    return pace.num_steps >= STEPS_TO_KNOW and busy_s >= max(STUCK_S, STUCK_TIMES * pace.usual_s)
 
 
 def pick_slow(paces: Sequence[Pace]) -> int | None:

@@ -23,8 +23,8 @@ WINDOW_BYTES = 8 << 20
 """Steps, or bytes of them, that may be on the ring unanswered; one step always may. The ring ends in a sink: the
 client reads while it writes, so a slow tail slows the head and no queue grows."""
 
-SLOWEST_LINK = 32_000
-"""Bytes a second."""
+SLOWEST_LINK = 125_000
+"""Bytes a second of a link that is hardly of any use; a home's upload has five times that and more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Steps:
 
     @property
     def slowest_way_s(self) -> float:
-        """How long what is under way may take to travel, over a link that is hardly of any use."""
+        """How long what is under way may take to travel."""
         return sum(pending.step.hidden.nbytes for pending in self.pending.values() if pending.is_live) / SLOWEST_LINK
 
     def commit(self) -> list[Pending]:

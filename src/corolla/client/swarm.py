@@ -55,7 +55,7 @@ class Swarm:
         self._dials: dict[PeerId, Dial] = {}
         """Under way."""
         self._is_closed = False
-        self._limits = HopLimits(config.dial_timeout_s, config.open_timeout_s, config.step_timeout_s)
+        self._limits = HopLimits(config.dial_timeout_s, config.open_timeout_s)
 
     def router(self, model: ServedModel) -> Router:
         """The router of this model; one for each fingerprint."""

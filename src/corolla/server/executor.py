@@ -26,6 +26,8 @@ QUIET_S: Final = 1.0
 """Without a step: longer than a client of a slow network waits for its token."""
 LONGEST_WAIT_S: Final = 60.0
 LOOK_S: Final = 0.25
+CLOSE_S: Final = 30.0
+"""For the step that runs when a server ends."""
 
 
 class Job(Protocol):
@@ -165,9 +167,11 @@ class DeviceThread:
         return await done
 
     async def close(self) -> None:
-        """Finish what was submitted, then end the thread."""
+        """Finish what was submitted, then end the thread. A device that hangs keeps nobody from leaving."""
         self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, CLOSE_S)
+        if self._thread.is_alive():
+            log.warning("the device thread is still at work after %g s: it ends with the process", CLOSE_S)
 
     def _work(self) -> None:
         pause_s: float | None = None
