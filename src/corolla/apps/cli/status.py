@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from corolla.apps.cli.options import join_option, json_option, logging_options, require_peers
+from corolla.apps.cli.options import client_identity_option, join_option, json_option, logging_options, require_peers
 from corolla.apps.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ FRAGILE_CODE, BROKEN_CODE = 10, 11
 )
 @click.option("--exit-code", is_flag=True, help="Exit with 10 when a model is fragile, 11 when one is broken.")
 @join_option
+@client_identity_option
 @json_option
 @logging_options("warning")
 def command(
