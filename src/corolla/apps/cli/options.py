@@ -97,7 +97,7 @@ def _swarm_key_option(command: Decorated) -> Decorated:
         show_envvar=True,
         expose_value=False,
         callback=_set_swarm_keys,
-        help="Key of a private swarm, as `corolla key new` made it; repeatable: any is accepted, the first is used.",
+        help="Key of a private swarm, as `corolla key new` made it; repeatable: one in common is enough.",
     )(command)
 
 
