@@ -4,7 +4,7 @@ import heapq
 import itertools
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -96,11 +96,40 @@ def test_nobody_starves_and_who_is_alone_has_everything(flood: list[Work]) -> No
     assert busy_s(served([VICTIM, *flood])) > 0.15 * 60
 
 
-def test_a_listed_client_is_never_heavy() -> None:
+def test_a_listed_client_is_never_heavy_to_strangers() -> None:
     gateway = [Work(f"user {n}", "gateway", is_listed=True) for n in range(20)]
     stranger = Work("stranger", "stranger")
     took = served([*gateway, stranger])
     assert len(took["gateway"]) > 15 * len(took["stranger"]) > 0
+
+
+def listed(works: Sequence[Work]) -> list[Work]:
+    return [replace(work, is_listed=True) for work in works]
+
+
+@pytest.mark.parametrize("flood", ["sixty sessions", "long prompts", "many rows"])
+def test_a_listed_clients_flood_leaves_another_listed_ones_steps_within_one_and_a_half_times(flood: str) -> None:
+    alone = statistics.mean(served([VICTIM])["victim"])
+    took = served(listed([VICTIM, *FLOODS[flood]]), until_s=20.0)
+    assert statistics.mean(took["victim"]) < 1.5 * alone
+    seconds = FLOODS[flood][0].seconds
+    assert seconds * len(took["flood"]) > 0.15 * 20
+
+
+def test_beside_a_light_listed_client_a_heavy_one_has_half_of_what_is_left_to_strangers_who_flood() -> None:
+    friend, gateway = listed([VICTIM]), listed([Work(f"user {n}", "gateway", pause_s=0.0) for n in range(20)])
+    strangers = [Work(f"{n} {m}", f"stranger {n}", pause_s=0.0) for n in range(10) for m in range(10)]
+    took = served([*friend, *gateway, *strangers], until_s=20.0)
+    of_strangers = sum(len(steps) for guest, steps in took.items() if guest.startswith("stranger"))
+    assert len(took["gateway"]) == pytest.approx(of_strangers, rel=0.1)
+    assert len(took["gateway"]) > 0.1 * 20 / STEP_S
+
+
+def test_listed_clients_who_are_all_heavy_run_all_their_sessions() -> None:
+    gateways = listed([Work(f"{guest} {n}", guest) for guest in ("a", "b") for n in range(20)])
+    took = served([*gateways, Work("stranger", "stranger")], until_s=20.0)
+    assert len(took["a"]) == pytest.approx(len(took["b"]), rel=0.02)
+    assert len(took["a"]) > 15 * len(took["stranger"]) > 0
 
 
 def test_two_light_clients_share_alike() -> None:

@@ -88,3 +88,20 @@ def test_a_step_that_comes_alone_runs_as_if_it_had_stood_in_line(steps: list[tup
                 quick.ran(done, 0.2, now + 0.1)
                 lined.ran(done, 0.2, now + 0.1)
             assert quick.pause_s(now) == lined.pause_s(now)
+
+
+def test_a_listed_client_who_floods_is_not_in_the_way_of_another_listed_ones_steps() -> None:
+    """They come in every pass, with one of the flood's beside them while it may run."""
+    scheduler: Scheduler[Item] = Scheduler()
+    for number in range(1, 65):
+        scheduler.add(Item(number, f"flood {number}", guest_key="flood", is_listed=True), 0.0)
+    now = 0.0
+    for _ in range(8):
+        scheduler.add(Item(0, "other", guest_key="other", is_listed=True), now)
+        first, *rest = scheduler.take(now)
+        assert first.number == 0
+        assert len(rest) <= 1
+        for item in (first, *rest):
+            now += 0.006
+            scheduler.ran(item, 0.006, now)
+    assert 64 - 8 < len(scheduler) < 64

@@ -1,7 +1,8 @@
 """Picks the route of a session: from the watched view and what this client learnt itself, by `swarm/route.py`.
 
-Nothing here stands in front of a request but the very first reading of the swarm (and one more before giving up):
-round trips are measured and announcements read anew beside requests. Without requests nothing is read at all.
+What stands in front of a request is a reading of the swarm: the very first one, one after a long rest (the view is
+older than `STALE_PERIODS`), and one more before giving up. Else round trips are measured and announcements read anew
+beside requests. Without requests nothing is read at all.
 """
 
 import asyncio

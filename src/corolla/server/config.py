@@ -65,7 +65,8 @@ class ServerConfig:
     cache_tokens: int = 65536
     """KV cache of the whole server, in positions × rows."""
     listed: frozenset[PeerId] = frozenset()
-    """Clients for whom a share of the server is kept, and whom caps by address do not bind (`admission.py`)."""
+    """Clients for whom a share of the server is kept, whom caps by address do not bind (`admission.py`), and who are
+    heavy only to each other (`fairness.py`)."""
     limits: SessionLimits = field(default_factory=SessionLimits)
     liveness: Liveness = field(default_factory=Liveness)
     drain_timeout_s: float = 60.0

@@ -6,7 +6,8 @@ most, and nobody starves. A session's own steps keep their order, whatever their
 fill a batch: waiting for company measured only as latency.
 
 Between clients, who asks for little comes first (`fairness.py`): each light client has one step in every pass, and of
-the heavy ones one of them has one, while it may. So a client that floods takes a quarter of the time from others who
+the heavy ones one of them has one, while it may. A listed client has the next step of each of its sessions, unless it
+is heavy and another listed one is not. So a client that floods takes a quarter of the time from others who
 are at work, and all of it when nobody is.
 """
 
@@ -38,7 +39,7 @@ class Schedulable(Protocol):
 
     @property
     def is_listed(self) -> bool:
-        """Of a client that is never heavy."""
+        """Of a client that is never heavy to strangers."""
         ...
 
     @property
@@ -125,7 +126,10 @@ class Scheduler(Generic[Item]):
     def _shared_pass(self, heads: Sequence[Item], now: float) -> list[Item]:
         heavy = [item for item in heads if self._fairness.is_heavy(item)]
         light = [item for item in heads if not self._fairness.is_heavy(item)]
-        listed = _whole_pass([item for item in light if item.is_listed])
+        if listed := [item for item in light if item.is_listed]:
+            floods = self._fairness.heavy_among(listed, now)
+            heavy += [item for item in listed if item.guest_key in floods]
+            listed = _whole_pass([item for item in listed if item.guest_key not in floods])
         firsts: dict[Hashable, Item] = {}
         for item in light:
             if not item.is_listed:

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import logging
+import random
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from corolla.apps.doctor import examine as examining
 from corolla.apps.doctor import machine
 from corolla.apps.doctor.examine import Asked, examine
 from corolla.apps.doctor.swarm import judge_clock, judge_round_trips
+from corolla.errors import NoPeers
+from corolla.ids import PeerId
 from corolla.net.findings import Finding
 from corolla.net.gate import GateConfig
 from corolla.net.identity import load_or_create
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.transport import Libp2pTransport, open_transport
-from corolla.net.memory.transport import identity_of
+from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport, identity_of
 from corolla.net.swarm_key import new_key
 
 
@@ -55,6 +59,7 @@ def test_the_clock_is_judged_by_most_peers(ahead_s: list[float], state: str, say
     assert finding.state == state
     assert says in finding.text
     assert ("network time" in finding.next_step) == (says.endswith(("behind", "ahead")))
+    assert bool(finding.next_step) == (state != "ok")
 
 
 @pytest.mark.parametrize(
@@ -70,6 +75,7 @@ def test_round_trips_say_near_middle_and_far(seconds: list[float], asked: int, s
     finding = judge_round_trips(seconds, asked)
     assert finding.state == state
     assert says in finding.text
+    assert bool(finding.next_step) == (state != "ok")
 
 
 def test_a_loose_key_is_bad_and_two_good_ones_are_counted(tmp_path: Path) -> None:
@@ -136,7 +142,9 @@ def test_this_machine_says_how_much_memory_is_free_or_that_it_does_not(
     monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "meminfo")
     assert machine.free_memory() == 1 << 20
     monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "none")
-    assert machine.check_memory().state == "unsure"
+    finding = machine.check_memory()
+    assert finding.state == "unsure"
+    assert "--num-blocks" in finding.next_step
 
 
 def test_lines_are_for_people_and_json_for_programs() -> None:
@@ -156,6 +164,70 @@ def test_a_bad_key_ends_with_1_before_the_network_starts(tmp_path: Path, capsys:
     assert frame.run(["doctor", "--json", "--swarm-key", str(loose)]) == 1
     said = json.loads(capsys.readouterr().out)
     assert {finding["check"] for finding in said["findings"]} == {"key", "identity", "disk", "memory"}
+
+
+# The command, with a swarm in memory where it would have joined one
+
+
+@pytest.fixture
+def networks(monkeypatch: pytest.MonkeyPatch) -> list[NetworkConfig]:
+    """As what the doctor went into the network; it finds one peer there, who is listed or not."""
+    seen: list[NetworkConfig] = []
+
+    @asynccontextmanager
+    async def opened(network: NetworkConfig) -> AsyncIterator[MemoryTransport]:
+        seen.append(network)
+        memory = MemoryNetwork(random.Random(1))
+        async with memory.transport("there") as there, memory.transport("doctor") as doctor:
+            there_too = there.addresses
+
+            async def join(addresses: Sequence[str], *, timeout_s: float) -> None:
+                if list(addresses) != ["/there"]:
+                    raise NoPeers("nobody answers")
+                await MemoryTransport.join(doctor, there_too, timeout_s=timeout_s)
+
+            async def clock_ahead_s(_peer: PeerId, *, timeout_s: float) -> float:
+                return 0.1 if timeout_s else 0.0
+
+            vars(doctor).update(join=join, clock_ahead_s=clock_ahead_s)
+            yield doctor
+
+    monkeypatch.setattr(examining, "open_transport", opened)
+    return seen
+
+
+def examined(capsys: pytest.CaptureFixture[str], *options: object) -> tuple[int, dict[str, Any]]:
+    """The exit code of `corolla doctor` with these options, and each finding by its check."""
+    code = frame.run(["doctor", "--json", *map(str, options)])
+    return code, {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+
+
+def test_joined_it_tells_of_clock_reach_and_round_trips_under_the_options_of_the_server(
+    networks: list[NetworkConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = load_or_create(tmp_path / "identity")
+    places = ("--listen", "127.0.0.1:7", "--announce", "192.0.2.1:8")
+    code, findings = examined(capsys, "--join", "/there", "--identity", tmp_path / "identity", *places)
+    assert list(findings)[-5:] == ["listen", "join", "clock", "reach", "round trips"]
+    assert {findings[check]["state"] for check in ("join", "clock", "reach", "round trips")} == {"ok"}
+    assert code == int(any(finding["state"] == "bad" for finding in findings.values()))
+    assert networks == [NetworkConfig(identity=ours, listen=("127.0.0.1:7",), announce=("192.0.2.1:8",))]
+
+
+def test_who_cannot_join_hears_of_lists_of_peers_and_an_identity_is_not_made(
+    networks: list[NetworkConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "identity"
+    code, findings = examined(capsys, "--join", "/elsewhere", "--identity", path)
+    assert (code, findings["join"]["state"], path.exists()) == (1, "bad", False)
+    assert "pass the --identity that is on it" in findings["join"]["next_step"]
+    load_or_create(path)
+    code, findings = examined(capsys, "--join", "/elsewhere", "--identity", path)
+    assert (code, findings["join"]["state"]) == (1, "bad")
+    assert "--allow), whether 12D3Koo" in findings["join"]["next_step"]
+    path.chmod(0o644)
+    assert examined(capsys, "--identity", path)[1]["identity"]["state"] == "bad"
+    assert [network.identity is None for network in networks] == [True, False, True]
 
 
 # With a real swarm
@@ -212,6 +284,21 @@ def test_in_a_private_swarm_the_key_decides_and_its_lack_is_named(
     gate = machine.check_key([key], [])[1]
     assert gate is not None
     in_swarm(gate, scenario)
+
+
+@pytest.mark.slow
+def test_where_a_list_of_peers_is_kept_the_doctor_comes_with_the_id_that_is_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examining, "JOIN_TIMEOUT_S", 1.0)
+    ours = load_or_create(tmp_path / "identity")
+
+    async def scenario(boot: Libp2pTransport) -> None:
+        findings = await doctor(boot, identity=tmp_path / "identity")
+        assert {findings[check].state for check in ("join", "clock", "reach", "round trips")} == {"ok"}
+        assert (await doctor(boot))["join"].state == "bad"
+
+    in_swarm(GateConfig(allowed=frozenset({ours.peer})), scenario)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 from rich.console import Console
 
 from corolla.apps.cli import main as frame
+from corolla.apps.cli import route
 from corolla.apps.cli.route import PricedRoute, best_routes, left_out_of, only_one, session_tokens, usual_tokens
 from corolla.apps.cli.route_table import print_json, print_route
 from corolla.apps.status.reading import ModelStatus
 from corolla.client.lists import ServerLists
 from corolla.errors import BadInput, MissingBlocks
 from corolla.ids import Fingerprint, PeerId
+from corolla.net.memory.transport import identity_of
 from corolla.swarm.announcement import Announcement, ModelEntry, short_peer
 from corolla.swarm.cost import CostModel
 from corolla.swarm.view import ServerView, View
@@ -172,3 +175,26 @@ def test_a_priced_route_prices_its_own_hops() -> None:
         assert isinstance(priced, PricedRoute)
         assert tuple(hop.hop for hop in priced.price.hops) == priced.route.hops
         assert priced.price.total_s == pytest.approx(priced.route.cost_s)
+
+
+@pytest.mark.parametrize("options", [[], ["--explain"], ["--json"]])
+def test_the_command_shows_the_route_and_with_explain_its_terms(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    """Of a swarm that is asked for this model; by the user's choice without the server that has all blocks."""
+    whole = replace(server("whole", (0, 4), 0.001), peer=identity_of("whole").peer)
+
+    async def ask_swarm(peers: Sequence[str], wanted: Sequence[str]) -> list[ModelStatus]:
+        assert (list(peers), list(wanted)) == (["/there"], ["tiny"])
+        return [status_of(*HALVES, whole)]
+
+    monkeypatch.setattr(route, "ask_swarm", ask_swarm)
+    words = ["route", "tiny", "--tokens", "1024", "--join", "/there", "--block-server", whole.peer]
+    assert frame.run([*words, *options]) == 0
+    said = capsys.readouterr().out
+    if options == ["--json"]:
+        assert [hop["blocks"] for hop in json.loads(said)["routes"][0]["hops"]] == ["0:2", "2:4"]
+        return
+    assert "tiny: route over 2 server(s), 59.0 ms a step" in said
+    for explained in ("overhead", "no other chain covers every block", "whole: among the servers not to use"):
+        assert (explained in said) == bool(options)

@@ -3,13 +3,17 @@
 import io
 import json
 import random
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 
+import click
 import pytest
 from rich.console import Console
 from rich.text import Text
 
 from corolla.apps.cli import main as frame
+from corolla.apps.cli import status
 from corolla.apps.cli.status import health_code
 from corolla.apps.cli.status_table import block_map, print_json, print_tables
 from corolla.apps.status.facts import as_json, runs
@@ -19,7 +23,7 @@ from corolla.ids import Fingerprint, short
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork
 from corolla.net.memory.transport import MemoryTransport, identity_of
-from corolla.swarm.announcement import MODELS_KEY, Announcement, ModelEntry, announcement_key
+from corolla.swarm.announcement import MODELS_KEY, Announcement, ModelEntry, State, announcement_key
 
 WEIGHTS = Fingerprint("ab" * 16)
 OTHER = Fingerprint("cd" * 16)
@@ -27,14 +31,15 @@ LIFETIME_S = 180.0
 
 
 async def announce(
-    server: MemoryTransport, blocks: tuple[int, int], *, name: str = "", fingerprint: Fingerprint = WEIGHTS
-) -> None:
+    server: MemoryTransport, blocks: tuple[int, int], *, name: str = "", fingerprint: Fingerprint = WEIGHTS,
+    state: State = "online", lifetime_s: float = LIFETIME_S,
+) -> None:  # fmt: skip
     said = Announcement(
-        state="online", start=blocks[0], end=blocks[1], num_blocks=8, fingerprint=fingerprint, model_name="tiny",
+        state=state, start=blocks[0], end=blocks[1], num_blocks=8, fingerprint=fingerprint, model_name="tiny",
         dtype="float32", decode_tokens_per_s=25.0, free_cache_tokens=4096, name=name,
     )  # fmt: skip
     entry = ModelEntry(name="tiny", fingerprint=fingerprint, num_blocks=8)
-    assert await server.records.put(announcement_key(fingerprint, server.peer), said.encode(), LIFETIME_S)
+    assert await server.records.put(announcement_key(fingerprint, server.peer), said.encode(), lifetime_s)
     assert await server.records.put(MODELS_KEY, entry.encode(), LIFETIME_S)
 
 
@@ -212,3 +217,84 @@ def test_watching_gives_one_document_a_line(capsys: pytest.CaptureFixture[str]) 
         print_json(status_of((0, 8)), indent=None)
     documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [model["health"] for document in documents for model in document["models"]] == ["fragile", "fragile"]
+
+
+# The command, with a swarm in memory where it would have joined one
+
+
+Changes = list[Callable[[MemoryTransport], Awaitable[None]]]
+JOIN = ("--join", "/ip4/127.0.0.1/tcp/1/p2p/x")
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Changes:
+    """What happens to the swarm, whose one server has all blocks, between one look and the next; then the user ends."""
+    changes: Changes = []
+
+    @asynccontextmanager
+    async def joined(_peers: Sequence[str]) -> AsyncIterator[MemoryTransport]:
+        network = MemoryNetwork(random.Random(1))
+        async with network.transport("server") as server, network.transport("client") as client:
+            await client.join(server.addresses, timeout_s=5)
+            await announce(server, (0, 8))
+
+            async def sleep(_seconds: float) -> None:
+                if not changes:
+                    raise click.Abort
+                await changes.pop(0)(server)
+
+            monkeypatch.setattr(status, "asyncio", SimpleNamespace(run=run_virtual, sleep=sleep))
+            yield client
+
+    monkeypatch.setattr(status, "asyncio", SimpleNamespace(run=run_virtual))
+    monkeypatch.setattr(status, "_joined", joined)
+    return changes
+
+
+async def leave(server: MemoryTransport) -> None:
+    await announce(server, (0, 8), state="left", lifetime_s=LIFETIME_S + 1)
+
+
+async def come_back(server: MemoryTransport) -> None:
+    await announce(server, (0, 8), lifetime_s=LIFETIME_S + 2)
+
+
+async def serve_half(server: MemoryTransport) -> None:
+    await announce(server, (0, 4), lifetime_s=LIFETIME_S + 1)
+
+
+def test_watching_looks_again_and_again_until_it_is_ended(
+    meanwhile: Changes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meanwhile += [serve_half]
+    assert frame.run(["status", "--watch", "--json", *JOIN]) == frame.INTERRUPTED
+    documents = [json.loads(line)["models"] for line in capsys.readouterr().out.splitlines()]
+    assert [model["health"] for models in documents for model in models] == ["fragile", "broken"]
+
+
+def test_a_watched_model_that_goes_is_said_to_be_gone_and_shown_again_when_it_comes_back(
+    meanwhile: Changes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for form in ([], ["--json"]):
+        meanwhile += [leave, come_back]
+        assert frame.run(["status", WEIGHTS, "--watch", "--every", "3", *form, *JOIN]) == frame.INTERRUPTED
+        out, err = capsys.readouterr()
+        gone = f"nobody serves {WEIGHTS} now; looking again every 3 s"
+        assert (gone in out, gone in err) == (not form, bool(form))
+        if form:
+            assert [len(json.loads(line)["models"]) for line in out.splitlines()] == [1, 0, 1]
+        else:
+            assert out.count("tiny: fragile") == 2
+            assert "nobody serves a model" not in out
+
+
+def test_watching_what_nobody_serves_ends_at_once(meanwhile: Changes, capsys: pytest.CaptureFixture[str]) -> None:
+    meanwhile += [come_back]
+    assert frame.run(["status", "huge", "--watch", *JOIN]) == NoRoute.exit_code
+    assert "nobody serves huge in this swarm; served: tiny" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("meanwhile")
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--exit-code"], 10)])
+def test_the_command_exits_with_the_health_where_that_is_wanted(options: list[str], code: int) -> None:
+    assert frame.run(["status", *options, *JOIN]) == code

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from corolla.apps.cli.options import (
+    client_identity_option,
     exact_option,
     join_option,
     logging_options,
@@ -38,6 +39,7 @@ START_ANEW = "/new"
 @click.command("chat")
 @click.argument("model")
 @join_option
+@client_identity_option
 @server_list_options
 @sampling_options
 @exact_option

@@ -47,8 +47,8 @@ def command(
     """Check this machine and its place in a swarm.
 
     Clock, swarm key, identity, disk, memory, whether peers can dial back to the address that is announced, and round
-    trips; each finding with its next step. Give it the options that you mean to start a server with, while no server
-    runs on that port. Exit code 1 when something is bad.
+    trips; each finding with its next step. Give it the options that you mean to start a server with, while that server
+    does not run: it takes the same port and the same peer id. Exit code 1 when something is bad.
     """
     from corolla.apps.doctor.examine import Asked, examine
 

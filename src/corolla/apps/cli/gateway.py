@@ -12,6 +12,7 @@ import click
 from corolla.apps.cli.leaving import leave_with_parent, run_until_stopped
 from corolla.apps.cli.options import (
     HostPort,
+    client_identity_option,
     exit_with_parent_option,
     join_option,
     json_option,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @click.command("gateway")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @join_option
+@client_identity_option
 @server_list_options
 @click.option(
     "--listen",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from corolla.apps.cli.options import (
+    client_identity_option,
     exact_option,
     join_option,
     logging_options,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.argument("prompt")
 @join_option
+@client_identity_option
 @server_list_options
 @sampling_options
 @exact_option

@@ -21,8 +21,8 @@ def server_network(*, listen: Sequence[str], announce: Sequence[str], identity: 
 
 
 def client_network() -> NetworkConfig:
-    """A peer that only asks, under a new identity each time."""
-    return NetworkConfig(is_client=True, gate=chosen_gate())
+    """A peer that only asks: under the identity of `--identity`, or a new one each time."""
+    return NetworkConfig(is_client=True, identity=_settings().identity, gate=chosen_gate())
 
 
 def chosen_gate() -> GateConfig:

@@ -68,12 +68,23 @@ def join_option(command: Decorated) -> Decorated:
 
 
 def identity_option(command: Decorated) -> Decorated:
+    """`identity`."""
+    return _identity_option()(command)
+
+
+def client_identity_option(command: Decorated) -> Decorated:
+    """`--identity` of commands that only ask: lists of peers (`--allow`) know them by it. Needs no passing on."""
+    return _identity_option(expose_value=False, callback=_set_identity)(command)
+
+
+def _identity_option(**how: Any) -> Decorator[Decorated]:
     return click.option(
         "--identity",
         metavar="FILE",
         type=click.Path(dir_okay=False, path_type=Path),
         help="Key file that keeps this peer's id from start to start; made if there is none. Default: a new id.",
-    )(command)
+        **how,
+    )
 
 
 def _swarm_key_option(command: Decorated) -> Decorated:
@@ -86,7 +97,7 @@ def _swarm_key_option(command: Decorated) -> Decorated:
         show_envvar=True,
         expose_value=False,
         callback=_set_swarm_keys,
-        help="Key of a private swarm, as `corolla key new` made it; repeatable: any is accepted, the first is used.",
+        help="Key of a private swarm, as `corolla key new` made it; repeatable: one in common is enough.",
     )(command)
 
 
@@ -231,6 +242,12 @@ def _set_allow(ctx: click.Context, _param: click.Parameter, value: tuple[Path, .
     settings = ctx.find_root().obj
     if isinstance(settings, RunSettings):
         settings.allow = value
+
+
+def _set_identity(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
+    settings = ctx.find_root().obj
+    if isinstance(settings, RunSettings):
+        settings.identity = value
 
 
 def _set_servers(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> None:

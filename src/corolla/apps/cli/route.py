@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from corolla.apps.cli.options import join_option, json_option, logging_options, require_peers, server_list_options
+from corolla.apps.cli.options import (
+    client_identity_option,
+    join_option,
+    json_option,
+    logging_options,
+    require_peers,
+    server_list_options,
+)
 from corolla.apps.cli.progress import progress
 from corolla.apps.cli.status import ask_swarm
 from corolla.errors import BadInput, MissingBlocks
@@ -58,6 +65,7 @@ class LeftOut:
 )
 @click.option("--explain", is_flag=True, help="Show what each part costs, and the best other chain.")
 @join_option
+@client_identity_option
 @server_list_options
 @json_option
 @logging_options("warning")

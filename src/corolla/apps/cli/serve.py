@@ -82,7 +82,7 @@ class Device(click.ParamType[str]):
     metavar="FILE",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Keep a quarter of the server for the peers in this file, one id a line; repeatable. With --allow: for those.",
+    help="Keep a quarter of the server for the peers in this file, one id a line; repeatable. Default: of --allow.",
 )
 @click.option(
     "--drain-timeout",
@@ -147,8 +147,9 @@ def command(
     if max_session_tokens is not None:
         config = replace(config, limits=replace(config.limits, max_session_tokens=max_session_tokens))
     network = server_network(listen=listen, announce=announce, identity=identity)
-    listed = (load_allowed(reserve_for) or frozenset()) | (network.gate.allowed or frozenset())
-    config, network = replace(config, listed=listed), replace(network, listed=listed)
+    reserved, allowed = load_allowed(reserve_for), network.gate.allowed or frozenset()
+    config = replace(config, listed=allowed if reserved is None else reserved)
+    network = replace(network, listed=allowed | (reserved or frozenset()))
     for finding in examine_machine(*chosen_gate_files(), identity=identity, cache_dir=source.cache_dir):
         tell_finding(finding)
 

@@ -11,7 +11,9 @@ class RunSettings:
     debug: bool = False
     """Show the traceback of what went wrong."""
     swarm_keys: tuple[Path, ...] = ()
-    """Key files of a private swarm; the first is used, all are accepted."""
+    """Key files of a private swarm; each is proven and accepted."""
+    identity: Path | None = None
+    """Key file of a peer that only asks; None: a new id."""
     allow: tuple[Path, ...] = ()
     """Files of peer ids that may dial us; none: all."""
     allow_servers: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from corolla.apps.cli.options import join_option, json_option, logging_options, require_peers
+from corolla.apps.cli.options import client_identity_option, join_option, json_option, logging_options, require_peers
 from corolla.apps.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ FRAGILE_CODE, BROKEN_CODE = 10, 11
 )
 @click.option("--exit-code", is_flag=True, help="Exit with 10 when a model is fragile, 11 when one is broken.")
 @join_option
+@client_identity_option
 @json_option
 @logging_options("warning")
 def command(
@@ -65,19 +66,26 @@ async def ask_swarm(peers: Sequence[str], wanted: Sequence[str]) -> "list[ModelS
 
 
 async def _watch(peers: Sequence[str], wanted: Sequence[str], period_s: float, *, as_json: bool) -> None:
-    """Show the swarm again and again, as one peer that stays."""
+    """Show the swarm again and again, as one peer that stays.
+
+    Raises NoRoute when a wanted model is not there at first; one that goes later may come back, and is waited for.
+    """
     from corolla.apps.cli.status_table import print_json, print_tables
-    from corolla.apps.status.reading import read_swarm
+    from corolla.apps.status.reading import read_swarm, unserved
 
     async with _joined(peers) as transport:
+        statuses = await read_swarm(transport, wanted)
         while True:
-            statuses = await read_swarm(transport, wanted)
             if as_json:
                 print_json(statuses, indent=None)
             else:
                 click.clear()  # does nothing where the output is no terminal
-                print_tables(statuses)
+                if statuses or not wanted:
+                    print_tables(statuses)
+            for name in unserved([status.entry for status in statuses], wanted):
+                click.echo(f"nobody serves {name} now; looking again every {period_s:g} s", err=as_json)
             await asyncio.sleep(period_s)
+            statuses = await read_swarm(transport, wanted, may_lack=True)
 
 
 @asynccontextmanager

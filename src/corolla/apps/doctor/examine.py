@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from corolla.apps.doctor.machine import check_disk, check_identity, check_key, check_memory
+from corolla.apps.doctor.machine import check_disk, check_identity, check_key, check_memory, kept_identity
 from corolla.apps.doctor.swarm import examine_swarm
 from corolla.errors import BadInput, NoPeers
+from corolla.ids import PeerId
 from corolla.models.disk_cache import user_cache
 from corolla.net.findings import Finding
 from corolla.net.libp2p.config import NetworkConfig
@@ -44,8 +45,12 @@ async def examine(asked: Asked) -> list[Finding]:
     if gate is None:
         return findings
     try:
-        # Not with the identity file's key: a server may run with it, and two peers of one id get in each other's way.
-        network = NetworkConfig(listen=tuple(asked.listen), announce=tuple(asked.announce), gate=gate)
+        network = NetworkConfig(
+            identity=kept_identity(asked.identity),
+            listen=tuple(asked.listen),
+            announce=tuple(asked.announce),
+            gate=gate,
+        )
         return findings + await _examine_network(network, asked.join)
     except BadInput as wrong:
         return [*findings, Finding("listen", "bad", str(wrong), "name another address, or end what uses it")]
@@ -60,8 +65,14 @@ async def _examine_network(network: NetworkConfig, peers: Sequence[str]) -> list
         try:
             await transport.join(peers, timeout_s=JOIN_TIMEOUT_S)
         except (NoPeers, BadInput) as fault:
-            cure = "see whether the peer runs, whether its address is right, and whether --swarm-key is its swarm's"
-            return [listening, Finding("join", "bad", str(fault), cure)]
+            return [listening, Finding("join", "bad", str(fault), _cure(network, transport.peer))]
         num_met = len(transport.met_peers())
         met = Finding("join", "ok", f"joined the swarm; met {num_met} peer{'' if num_met == 1 else 's'}")
         return [listening, met, *await examine_swarm(transport)]
+
+
+def _cure(network: NetworkConfig, peer: PeerId) -> str:
+    cure = "see whether the peer runs, whether its address is right, whether --swarm-key is its swarm's"
+    if network.identity is None:
+        return f"{cure}; if it keeps a list of peers (--allow), pass the --identity that is on it"
+    return f"{cure}; if it keeps a list of peers (--allow), whether {peer} is on it"

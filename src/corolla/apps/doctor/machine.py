@@ -35,6 +35,16 @@ def check_identity(path: Path | None) -> Finding:
         return Finding("identity", "bad", str(wrong), "see above; or name another file")
 
 
+def kept_identity(path: Path | None) -> identities.Identity | None:
+    """The one that lists of peers know; None when there is none to be used, and none is made."""
+    if path is None or not path.exists():
+        return None
+    try:
+        return identities.load_or_create(path)
+    except BadInput:  # as `check_identity` says
+        return None
+
+
 def check_key(keys: Sequence[Path], allow: Sequence[Path]) -> tuple[Finding, GateConfig | None]:
     """What the swarm key and the list of peers say, and both; None when a file cannot be used."""
     try:
@@ -66,7 +76,12 @@ def check_memory() -> Finding:
     """Whether a server has room for its blocks."""
     free = free_memory()
     if free is None:
-        return Finding("memory", "unsure", "this system does not say how much memory is free")
+        return Finding(
+            "memory",
+            "unsure",
+            "this system does not say how much memory is free",
+            "look it up in the system's own monitor, and pass --num-blocks for what fits",
+        )
     return _judge_bytes(
         "memory",
         free,

@@ -16,6 +16,7 @@ from corolla.net.records import CLOCK_SKEW_S
 ASK_TIMEOUT_S: Final = 3.0
 MAX_ASKED: Final = 16
 NOTICED_SKEW_S: Final = 3.0
+_NOBODY: Final = "ask again in a minute, or --join another peer of the swarm"
 
 
 async def examine_swarm(transport: Libp2pTransport, *, rng: random.Random | None = None) -> list[Finding]:
@@ -29,7 +30,7 @@ async def examine_swarm(transport: Libp2pTransport, *, rng: random.Random | None
 def judge_clock(ahead_s: Sequence[float]) -> Finding:
     """Of how far peers' clocks are ahead of ours: one that is off is theirs, most of them ours."""
     if not ahead_s:
-        return Finding("clock", "unsure", "no peer was there to compare clocks with")
+        return Finding("clock", "unsure", "no peer was there to compare clocks with", _NOBODY)
     middle = statistics.median(ahead_s)
     if abs(middle) <= NOTICED_SKEW_S:
         odd = sum(abs(each) > NOTICED_SKEW_S for each in ahead_s)
@@ -43,7 +44,7 @@ def judge_clock(ahead_s: Sequence[float]) -> Finding:
 def judge_round_trips(seconds: Sequence[float], asked: int) -> Finding:
     if not seconds:
         if not asked:
-            return Finding("round trips", "unsure", "no peer was there to be asked")
+            return Finding("round trips", "unsure", "no peer was there to be asked", _NOBODY)
         return Finding(
             "round trips", "bad", f"none of {asked} peers answered a ping", "see whether the network drops them"
         )

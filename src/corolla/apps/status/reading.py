@@ -34,8 +34,10 @@ class ModelStatus:
         return self.view.without(self.silent) if self.silent else self.view
 
 
-async def read_swarm(transport: Transport, wanted: Sequence[str]) -> list[ModelStatus]:
+async def read_swarm(transport: Transport, wanted: Sequence[str], *, may_lack: bool = False) -> list[ModelStatus]:
     """The status of the wanted models (none named: all). Raises NoRoute when a named one is not served.
+
+    With `may_lack` that one is left out (`unserved` names it).
 
     A server that died is announced for minutes. One that twice gives no answer here is not counted on, and its round
     trip is infinite, so that routes avoid it.
@@ -45,7 +47,11 @@ async def read_swarm(transport: Transport, wanted: Sequence[str]) -> list[ModelS
     listed = list_models(await transport.records.get(MODELS_KEY))
     found = await asyncio.gather(*(Watcher(transport, entry.fingerprint).refresh() for entry in listed))
     view_of = {entry.fingerprint: view for entry, view in zip(listed, found, strict=True) if view.servers}
-    entries = choose([entry for entry in listed if entry.fingerprint in view_of], wanted)
+    served = [entry for entry in listed if entry.fingerprint in view_of]
+    if not may_lack and (lacking := unserved(served, wanted)):
+        names = ", ".join(entry.name for entry in served) or "nothing"
+        raise NoRoute(f"nobody serves {lacking[0]} in this swarm; served: {names}")
+    entries = choose(served, wanted)
     views = [view_of[Fingerprint(entry.fingerprint)] for entry in entries]
     peers = list(dict.fromkeys(peer for view in views for peer in view.servers))[:MAX_PINGED]
     rtts = await ping_all(transport, peers)
@@ -58,13 +64,14 @@ async def read_swarm(transport: Transport, wanted: Sequence[str]) -> list[ModelS
     ]
 
 
-def choose(entries: Sequence[ModelEntry], wanted: Sequence[str]) -> list[ModelEntry]:
-    """The entries that the user named, by name or beginning of the fingerprint. Raises NoRoute for an unknown one."""
-    for name in wanted:
-        if not any(_is_called(entry, name) for entry in entries):
-            served = ", ".join(entry.name for entry in entries) or "nothing"
-            raise NoRoute(f"nobody serves {name} in this swarm; served: {served}")
-    return [entry for entry in entries if not wanted or any(_is_called(entry, name) for name in wanted)]
+def unserved(served: Sequence[ModelEntry], wanted: Sequence[str]) -> list[str]:
+    """What the user named, by name or beginning of the fingerprint, that is not among these."""
+    return [name for name in wanted if not any(_is_called(entry, name) for entry in served)]
+
+
+def choose(served: Sequence[ModelEntry], wanted: Sequence[str]) -> list[ModelEntry]:
+    """The entries that the user named; none named: all."""
+    return [entry for entry in served if not wanted or any(_is_called(entry, name) for name in wanted)]
 
 
 def _is_called(entry: ModelEntry, name: str) -> bool:
