@@ -126,6 +126,74 @@ def test_a_served_model_of_the_same_name_with_other_weights_is_refused_with_both
     swarm_story()(story)
 
 
+def test_a_model_that_nobody_serves_is_named_beside_a_few_that_are_with_their_fingerprints() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        served = [ServedModel(f"other-{n}", Fingerprint(f"{n}" * 32), 8 if n == 5 else 4) for n in range(1, 6)]
+        for model in served:
+            await swarm.serve(model.name, f"0:{model.num_blocks}", model=model)
+        client = await swarm.client("client")
+        mine = ServedModel("mine", Fingerprint("a" * 32), 8)
+        with pytest.raises(MissingBlocks) as missing:
+            await client.start_session(mine, max_tokens=8)
+        said = str(missing.value)
+        assert missing.value.blocks == list(range(8))
+        assert f"your mine with the fingerprint {mine.fingerprint}" in said
+        assert f"serves other-5 ({served[4].fingerprint}), other-1 ({served[0].fingerprint}), other-2" in said
+        assert said.endswith("and 2 more")
+
+    swarm_story()(story)
+
+
+def test_a_session_longer_than_servers_announce_is_refused_with_the_two_numbers_and_reaches_none() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        limits = SessionLimits(max_session_tokens=64)
+        handlers = [
+            await swarm.serve("a", "0:4", limits=limits),
+            await swarm.serve("b", "4:8"),
+            await swarm.serve("c", "4:8", limits=SessionLimits(max_session_tokens=32)),
+        ]
+        client = await swarm.client("client")
+
+        def prompt(_: Session | None = None) -> list[StepInput]:
+            return [StepInput(hidden_of([[3, 1, 4]]), 3)]
+
+        async with client.open_session(swarm.model, max_tokens=64, max_rows=2) as session:  # known links from now on
+            assert await feed(session, [1]) == whole_model(8, [1])
+        await asyncio.sleep(1)
+        for one in (client, await swarm.client("newcomer")):
+            await one.router(swarm.model).find_route(tokens_needed=1)
+            await asyncio.sleep(5)  # round trips are measured beside it
+            before = [(h.counters.refusals.copy(), h.counters.sessions_opened, h.num_control_streams) for h in handlers]
+            session = one.new_session(swarm.model, max_tokens=65)
+            with pytest.raises(Unsupported) as refused:
+                await session.begin(prompt, want="last")
+            assert (refused.value.value, refused.value.bound) == ("65", "64")
+            assert "65" in str(refused.value)
+            assert "64" in str(refused.value)
+            await asyncio.sleep(1)
+            after = [(h.counters.refusals.copy(), h.counters.sessions_opened, h.num_control_streams) for h in handlers]
+            assert after == before
+
+    swarm_story()(story)
+
+
+def test_a_longer_session_goes_to_the_servers_that_take_it_however_far_or_banned() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        await swarm.serve("short", "0:8", limits=SessionLimits(max_session_tokens=64))
+        long = (await swarm.serve("long", "0:8", cache_tokens=16)).transport.peer  # no room now: the dearer by far
+        client = await swarm.client("client")
+        router = client.router(swarm.model)
+        cost = client.config.cost.for_session(prompt_tokens=1, max_tokens=100)
+        router.saw_fault(long)
+        route = await router.find_route(tokens_needed=100, cost=cost)
+        assert [hop.peer for hop in route.hops] == [long]
+        assert router.find_part(range(4), tokens_needed=100, cost=cost).hops[0].peer == long
+        with pytest.raises(MissingBlocks):
+            router.find_part(range(4), tokens_needed=100, without=frozenset([long]), cost=cost)
+
+    swarm_story()(story)
+
+
 def test_a_full_server_is_left_out_for_one_with_room() -> None:
     async def story(swarm: MemorySwarm) -> None:
         full = await swarm.serve("full", "0:8", cache_tokens=64, limits=SessionLimits(cache_wait_s=0.1))

@@ -10,11 +10,14 @@ import pytest
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import hidden_of, numbers_of, whole_model
 from corolla.client.config import ClientConfig
+from corolla.client.router import ServedModel
 from corolla.client.session import Session, StepInput
 from corolla.clock import loop_time
-from corolla.errors import MissingBlocks
+from corolla.errors import MissingBlocks, Unsupported
+from corolla.ids import Fingerprint
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
+from corolla.server.config import SessionLimits
 from corolla.wire.journal import MAX_RECENT
 
 NUM_BLOCKS = 6
@@ -83,6 +86,42 @@ def test_after_the_time_to_wait_the_blocks_are_named_and_the_session_can_go_on_l
         rows = await feed(session, rows, [[6, 7]])
         assert session.position == 5
         await feed(session, rows, [[8]])
+
+    tell(story)
+
+
+def test_servers_that_take_only_shorter_sessions_do_not_cut_the_wait_for_one_that_takes_it() -> None:
+    async def story(swarm: MemorySwarm, session: Session) -> None:
+        rows = await feed(session, [], [[1, 2, 3]])
+        short = await swarm.serve("short", "3:6", limits=SessionLimits(max_session_tokens=99))
+        kill(swarm, "b")
+        step = asyncio.create_task(feed(session, rows, [[4]]))
+        await asyncio.sleep(WAIT_S / 2)
+        assert not step.done()
+        await swarm.serve("long", "3:6")
+        await step
+        kill(swarm, "long")
+        await asyncio.sleep(300)  # until its announcement is gone
+        with pytest.raises(Unsupported) as refused:
+            await feed(session, [[1, 2, 3, 4]], [[5]])
+        assert (refused.value.value, refused.value.bound) == ("100", "99")
+        assert short.counters.refusals == {}
+
+    tell(story)
+
+
+def test_a_model_that_others_are_served_beside_is_waited_for_too() -> None:
+    async def story(swarm: MemorySwarm, session: Session) -> None:
+        rows = await feed(session, [], [[1, 2, 3]])
+        other = ServedModel("another", Fingerprint("a" * 32), NUM_BLOCKS)
+        await swarm.serve("other", "0:6", model=other)
+        for name in "ab":
+            await swarm.leave(name)
+        step = asyncio.create_task(feed(session, rows, [[4]]))
+        await asyncio.sleep(WAIT_S / 2)
+        assert not step.done()
+        await swarm.serve("c", "0:6")
+        await step
 
     tell(story)
 

@@ -269,6 +269,47 @@ def test_what_the_server_cannot_do_is_refused_with_value_and_bound(change: dict[
     run_virtual(story())
 
 
+def test_a_place_on_a_route_that_makes_no_sense_is_refused_with_value_and_bound() -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            own, client = here.server.peer, here.client.peer
+            for neighbour, bound in ((own, "another peer"), (client, "a server, or none")):
+                with pytest.raises(Unsupported) as refused:
+                    await open_session(link, here.ask(next=neighbour))
+                assert (refused.value.value, refused.value.bound) == (neighbour, bound)
+            here.assert_nothing_held()
+
+    run_virtual(story())
+
+
+def test_what_is_held_cannot_be_opened_again_or_for_other_blocks_and_both_are_named() -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            for change, value, bound in (
+                ({}, None, "an id not in use"),
+                ({"route_version": 1, "end": 2, "is_fresh": False}, "0:2", f"0:{BLOCKS}"),
+            ):
+                ask = here.ask()
+                await open_session(link, ask)
+                with pytest.raises(Unsupported) as refused:
+                    await open_session(link, here.ask(session=ask.session, **change))
+                assert (refused.value.value, refused.value.bound) == (value or ask.session.hex(), bound)
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("state", ["is_leaving", "is_away"])
+def test_a_server_that_goes_takes_no_new_session_and_says_what_it_does_take(state: str) -> None:
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            setattr(here.handler, state, True)
+            with pytest.raises(Overloaded) as refused:
+                await open_session(link, here.ask())
+            assert (refused.value.value, refused.value.bound) == ("a new session", "sessions it holds")
+
+    run_virtual(story())
+
+
 def test_a_full_cache_makes_a_session_wait_and_then_says_so() -> None:
     async def story() -> None:
         async with lab(cache_tokens=64) as here, here.link() as link, here.other() as other:

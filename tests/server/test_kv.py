@@ -56,9 +56,11 @@ def test_waiting_ends_with_the_numbers_and_lets_the_next_one_through() -> None:
 def test_what_can_never_fit_is_refused_at_once() -> None:
     async def story() -> float:
         pool = CachePool(4 * PAGE_TOKENS)
-        with pytest.raises(CacheFull, match="in all"):
-            async with pool.reserve(5 * PAGE_TOKENS, 1, timeout_s=100):
-                pass
+        async with pool.reserve(PAGE_TOKENS, 1, timeout_s=1):
+            with pytest.raises(CacheFull, match="in all") as full:
+                async with pool.reserve(5 * PAGE_TOKENS, 1, timeout_s=100):
+                    pass
+        assert (full.value.value, full.value.bound) == (str(5 * PAGE_TOKENS), str(4 * PAGE_TOKENS))
         return asyncio.get_running_loop().time()
 
     assert run_virtual(story()) < 1

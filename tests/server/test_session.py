@@ -181,5 +181,7 @@ def test_a_row_gather_may_multiply_and_drop_rows_within_the_lease() -> None:
 
 def test_token_ids_are_asked_for_only_where_the_family_needs_them() -> None:
     current = state(needs_token_ids=True)
-    assert isinstance(refused(current, step(0, 0)).error, Unsupported)
+    error = refused(current, step(0, 0)).error
+    assert isinstance(error, Unsupported)
+    assert (error.value, error.bound) == ("none", "int64 [1, 1]")
     after(step(0, 0, token_ids=tensor(1, 1, dtype="int64")), start=current)

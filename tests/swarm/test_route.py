@@ -165,7 +165,7 @@ def test_a_thin_link_is_taken_to_decode_and_avoided_for_a_long_prompt() -> None:
     thin = server("thin", 2, 4, 0.02, inflows={"A": 500_000})
     decode = EXACT.for_session(prompt_tokens=1, max_tokens=4096)
     long = EXACT.for_session(prompt_tokens=2000, max_tokens=4096)
-    assert decode == EXACT
+    assert decode.positions_per_step == EXACT.positions_per_step
     assert hops(route([a, wide, thin], 4, cost=decode)) == [("A", 0, 2), ("thin", 2, 4)]
     assert hops(route([a, wide, thin], 4, cost=long)) == [("A", 0, 2), ("wide", 2, 4)]
     price = price_route(View.of([a, thin]), route([a, thin], 4).hops, long, tokens_needed=100)
@@ -215,6 +215,12 @@ def test_a_server_with_a_shorter_longest_session_comes_last() -> None:
     short = server("short", 0, 4, 0.01, max_session_tokens=50)
     assert hops(route([short, server("long", 0, 4, 0.2)], 4, tokens_needed=51)) == [("long", 0, 4)]
     assert hops(route([short, server("long", 0, 4, 0.2)], 4, tokens_needed=50)) == [("short", 0, 4)]
+
+
+def test_the_rows_of_a_batch_make_no_session_too_long() -> None:
+    cost = EXACT.for_session(prompt_tokens=10, max_tokens=50, rows=8)
+    servers = [server("near", 0, 4, 0.01, max_session_tokens=50), server("far", 0, 4, 0.2)]
+    assert hops(route(servers, 4, tokens_needed=400, cost=cost)) == [("near", 0, 4)]
 
 
 def test_a_draining_server_is_the_last_resort_and_a_joining_one_none() -> None:

@@ -8,7 +8,7 @@ beside requests. Without requests nothing is read at all.
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from corolla.ids import Fingerprint, PeerId, short
 from corolla.models.checkpoint import Checkpoint
 from corolla.models.fingerprint import fingerprint
 from corolla.net.streams import Transport
-from corolla.swarm.announcement import MODELS_KEY
+from corolla.swarm.announcement import MODELS_KEY, ModelEntry
 from corolla.swarm.bans import BanRules
 from corolla.swarm.cost import CostModel
 from corolla.swarm.peers import PeerBook
@@ -37,6 +37,7 @@ SAME_FAULT_S = 1.0
 PERIOD_PER_SERVER_S = 0.1
 LONGEST_PERIOD_S = 90.0
 """A view of a thousand servers is megabytes: it is read more seldom, but twice in a record's life of 180 s."""
+MAX_NAMED_MODELS = 3
 STALE_PERIODS = 4
 """A view as old as this many refresh periods is read anew before a route is found in it, not beside it."""
 
@@ -119,7 +120,7 @@ class Router:
             return self._search(tokens_needed, without, mode, current, cost)
         except MissingBlocks as missing:
             self._explain_if_quantized(missing)
-            await self._explain_if_other_weights()
+            await self._explain_by_other_models(missing)
             raise
 
     async def find_routes(
@@ -139,13 +140,27 @@ class Router:
         cost: CostModel | None = None,
     ) -> Route:
         """The cheapest chain over a part of the model, from the view as it is: never waits. Raises MissingBlocks."""
-        view = self.usable_view(without)
-        return find_route(view, blocks, cost or self._cost, tokens_needed=tokens_needed, rng=self._rng)
+        cost = cost or self._cost
+        view = self.usable_view(without, session_tokens=cost.session_tokens)
+        return find_route(view, blocks, cost, tokens_needed=tokens_needed, rng=self._rng)
 
-    def usable_view(self, without: frozenset[PeerId] = frozenset()) -> View:
-        """What routes are searched in: the lists and bans applied, measured round trips and loads filled in."""
-        listed = self._lists.applied(self.view.alive(self._transport.wall_time())).without(without)
-        return self._book.applied(listed, range(self.model.num_blocks), self._cost, loop_time())
+    def usable_view(self, without: frozenset[PeerId] = frozenset(), *, session_tokens: int = 0) -> View:
+        """What routes are searched in: the lists and bans applied, measured round trips and loads filled in.
+
+        Servers that take no session of `session_tokens` a row are left out: a full cache may empty, this stays.
+        """
+        # Before bans: they leave out nobody who is needed, and one who does not take it is no substitute.
+        taking = self._listed_view().without(without).taking(session_tokens)
+        return self._book.applied(taking, range(self.model.num_blocks), self._cost, loop_time())
+
+    def refuse_if_too_long(self, session_tokens: int) -> None:
+        """Raises Unsupported when the model is covered, but for no session of so many tokens a row."""
+        longest = self._listed_view().longest_session(range(self.model.num_blocks))
+        if 0 < longest < session_tokens:
+            raise Unsupported(
+                f"a session of {session_tokens} tokens: the servers of this model take {int(longest)} at most",
+                value=str(session_tokens), bound=str(int(longest)),
+            )  # fmt: skip
 
     def saw_step(self, peer: PeerId, timing: HopTiming, *, num_blocks: int, num_tokens: int) -> None:
         """A step came back from this server, with these times; `num_tokens` a row went in."""
@@ -201,12 +216,16 @@ class Router:
     async def _read_again(self) -> None:
         await self.refresh()
 
+    def _listed_view(self) -> View:
+        """Whom the user's lists allow, as long as their announcements last."""
+        return self._lists.applied(self.view.alive(self._transport.wall_time()))
+
     def _search(
         self, tokens_needed: int, without: frozenset[PeerId], mode: Mode, current: Route | None, cost: CostModel
     ) -> Route:
         return find_route(
-            self.usable_view(without), self.model.num_blocks, cost, tokens_needed=tokens_needed, rng=self._rng,
-            mode=mode, current=current,
+            self.usable_view(without, session_tokens=cost.session_tokens), self.model.num_blocks, cost,
+            tokens_needed=tokens_needed, rng=self._rng, mode=mode, current=current,
         )  # fmt: skip
 
     def _explain_if_quantized(self, missing: MissingBlocks) -> None:
@@ -215,16 +234,28 @@ class Router:
         if hosted.issuperset(missing.blocks):
             raise MissingBlocks(missing.blocks, "only quantized, which was not wanted: allow quantization, or wait")
 
-    async def _explain_if_other_weights(self) -> None:
+    async def _explain_by_other_models(self, missing: MissingBlocks) -> None:
+        """A name says that it is meant to be the same model; else others may well be served beside it, and come first.
+
+        Then nobody may be told that it can never be: its servers may only be away.
+        """
         if self.view.servers:
             return
-        for entry in list_models(await self._transport.records.get(MODELS_KEY)):
-            if entry.name == self.model.name and entry.fingerprint != self.model.fingerprint:
+        entries = list_models(await self._transport.records.get(MODELS_KEY))
+        others = [entry for entry in entries if entry.fingerprint != self.model.fingerprint]
+        for entry in others:
+            if entry.name == self.model.name:
                 raise Unsupported(
                     f"the swarm serves a model named {entry.name} with the fingerprint {entry.fingerprint}; "
                     f"yours is {self.model.fingerprint}: same name, other weights",
                     value=self.model.fingerprint, bound=entry.fingerprint,
                 )  # fmt: skip
+        if others:
+            raise MissingBlocks(
+                missing.blocks,
+                f"nobody serves your {self.model.name} with the fingerprint {self.model.fingerprint}; this swarm "
+                f"serves {_named(others, self.model.num_blocks)}",
+            )
 
     async def _ping_servers(self) -> None:
         picked = pick_to_sample(self.view, range(self.model.num_blocks), self._book.rtts, self._rng)
@@ -238,6 +269,13 @@ class Router:
             self._book.saw_no_answer(peer, loop_time())
         else:
             self._book.saw_rtt(peer, rtt_s, loop_time())
+
+
+def _named(models: Sequence[ModelEntry], num_blocks: int) -> str:
+    """A few of these models, those of so many blocks first: they could be meant."""
+    likely = sorted(models, key=lambda entry: (entry.num_blocks != num_blocks, entry.name))
+    named = ", ".join(f"{entry.name} ({entry.fingerprint})" for entry in likely[:MAX_NAMED_MODELS])
+    return named + (f" and {len(models) - MAX_NAMED_MODELS} more" if len(models) > MAX_NAMED_MODELS else "")
 
 
 def view_period_s(num_servers: int, least_s: float) -> float:

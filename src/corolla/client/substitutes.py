@@ -41,7 +41,8 @@ class Substitutes:
     async def wait_for(self, places: Sequence[Place], lost: set[int], deadline: float) -> list[Place]:
         """The places with others in the lost ones' stead; the whole route when there is none yet.
 
-        While nothing covers a block, waits for a server to appear. Raises MissingBlocks when none has in time.
+        While nothing covers a block, waits for a server to appear. Raises MissingBlocks when none has in time,
+        Unsupported when those that are there take no session as long as this.
         """
         for index in lost:
             self.shun(places[index].peer)
@@ -50,6 +51,7 @@ class Substitutes:
                 return await self._choose(places, lost)
             except MissingBlocks as missing:
                 if loop_time() >= deadline:
+                    self._swarm.router(self._model).refuse_if_too_long(self._cost.session_tokens)
                     raise
                 self.tell_waiting(missing.blocks)
                 await asyncio.sleep(POLL_S)

@@ -209,7 +209,8 @@ class Handler:
         check_blocks(ask, held.runner.facts)
         if (ask.start, ask.end) != (held.start, held.stop):
             if not ask.is_fresh:
-                raise Unsupported(f"the session is open for blocks {held.start}:{held.stop}")
+                asked, open_for = f"{ask.start}:{ask.end}", f"{held.start}:{held.stop}"
+                raise Unsupported(f"blocks {asked}: the session is open for {open_for}", value=asked, bound=open_for)
             held.start, held.stop = ask.start, ask.end
         held.state, held.asked = on_reopen(held.state, ask), ask
         held.is_on_route = False
@@ -220,13 +221,13 @@ class Handler:
         """The new session, or why not. Nothing but its share of the caps is held yet."""
         facts, limits = self.runner.facts, self.limits
         if self.is_leaving:
-            raise Overloaded("this server is leaving")
+            raise Overloaded("this server is leaving", value="a new session", bound="sessions it holds")
         if self.is_away:
-            raise Overloaded("this server is moving to other blocks")
+            raise Overloaded("this server is moving to other blocks", value="a new session", bound="sessions it holds")
         check_open(ask, facts, limits, self.fingerprint)
         check_way(ask, own_peer=self.transport.peer, client=control.peer)
         if (control.peer, ask.session) in self.sessions:
-            raise Unsupported("this session is open already")
+            raise Unsupported("this session is open already", value=ask.session.hex(), bound="an id not in use")
         guest = self.admission.guest(control.peer, self.transport.peer_address(control.peer))
         self.admission.admit_open(guest, ask.max_tokens * ask.max_rows, loop_time())
         return HostedSession(

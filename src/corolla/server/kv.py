@@ -48,7 +48,8 @@ class CachePool:
 
     async def _take(self, pages: int, timeout_s: float) -> None:
         if pages > self.total_pages:
-            raise self._full(pages, f"it has {self.total_pages * PAGE_TOKENS} in all")
+            total = self.total_pages * PAGE_TOKENS
+            raise _full(pages, total, f"it has {total} in all")
         if not self._line and pages <= self.free_pages:
             self.free_pages -= pages
             return
@@ -59,7 +60,8 @@ class CachePool:
                 await turn
         except TimeoutError:
             self._leave_line(pages, turn)
-            raise self._full(pages, f"{self.free_tokens} were free after waiting {timeout_s:g} s") from None
+            free = self.free_tokens
+            raise _full(pages, free, f"{free} were free after waiting {timeout_s:g} s") from None
         except asyncio.CancelledError:
             self._leave_line(pages, turn)
             raise
@@ -84,14 +86,14 @@ class CachePool:
                 self.free_pages -= pages
                 turn.set_result(None)
 
-    def _full(self, pages: int, why: str) -> CacheFull:
-        wanted = pages * PAGE_TOKENS
-        return CacheFull(
-            f"the session needs {wanted} cache tokens on this server; {why}",
-            value=str(wanted), bound=str(self.free_tokens),
-        )  # fmt: skip
-
 
 def pages_for(num_tokens: int, rows: int) -> int:
     """Whole pages for each of `rows` rows of `num_tokens` positions."""
     return rows * math.ceil(num_tokens / PAGE_TOKENS)
+
+
+def _full(pages: int, bound: int, why: str) -> CacheFull:
+    wanted = pages * PAGE_TOKENS
+    return CacheFull(
+        f"the session needs {wanted} cache tokens on this server; {why}", value=str(wanted), bound=str(bound)
+    )

@@ -38,9 +38,13 @@ def check_blocks(ask: Open, facts: SpanFacts) -> None:
 def check_way(ask: Open, *, own_peer: PeerId, client: PeerId) -> None:
     """Raises Unsupported for a place on a route that makes no sense."""
     if own_peer in (ask.upstream, ask.next):
-        raise Unsupported("a hop cannot be its own neighbour")
+        raise Unsupported("a hop cannot be its own neighbour", value=own_peer, bound="another peer")
     if ask.next == client:
-        raise Unsupported("outputs for the client go back on its own stream: leave `next` out")
+        raise Unsupported(
+            "outputs for the client go back on its own stream: leave `next` out",
+            value=client,
+            bound="a server, or none",
+        )
 
 
 def state_of(ask: Open, facts: SpanFacts, limits: SessionLimits, client: PeerId) -> SessionState:

@@ -107,6 +107,7 @@ async def _run(
     try:
         async with open_transport(network) as transport:
             if initial_peers:
+                log.info("joining the swarm", extra={"addresses": len(initial_peers)})
                 await transport.join(initial_peers, timeout_s=JOIN_TIMEOUT_S)
                 _require_reachable(await (check or _check_reach)(transport))
             host, begun = await loading

@@ -190,7 +190,10 @@ def _shape_of(state: SessionState, step: Step) -> tuple[int, int]:
         if ids is not None and (ids.shape != (batch, new_tokens) or ids.dtype != "int64"):
             raise _wrong(name, ids.shape, f"int64 [{batch}, {new_tokens}]")
     if state.needs_token_ids and step.token_ids is None:
-        raise Unsupported("this model's blocks need the token ids, and the step has none")
+        raise Unsupported(
+            "this model's blocks need the token ids, and the step has none",
+            value="none", bound=f"int64 [{batch}, {new_tokens}]",
+        )  # fmt: skip
     if len(step.timings) >= MAX_HOPS:  # with ours there would be more than travel
         raise Unsupported("the step tells of too many hops", value=str(len(step.timings)), bound=str(MAX_HOPS - 1))
     if step.left_padding is not None and len(step.left_padding) != batch:

@@ -31,6 +31,8 @@ class CostModel:
     """What crosses each link for one step: a decode step's one position, and a share of the prompt (`for_session`)."""
     usual_new_tokens: int = 256
     """Most steps that a prompt's bytes are spread over: few answers fill all the room that a session asks for."""
+    session_tokens: int = 0
+    """Most tokens a row of the session, which its servers must take; 0: as many as it needs in all (`for_session`)."""
     unknown_tokens_per_s: float = 300.0
     """Assumed of one block on a server that has not measured itself (predecessor: 300)."""
     near_tie: float = 0.05
@@ -54,7 +56,8 @@ class CostModel:
         new token comes out of the prompt's own step, and the last is never fed back.
         """
         num_steps = max(1, min(max_tokens - prompt_tokens + 1, self.usual_new_tokens))
-        return replace(self, positions_per_step=rows * (prompt_tokens + num_steps - 1) / num_steps)
+        positions = rows * (prompt_tokens + num_steps - 1) / num_steps
+        return replace(self, positions_per_step=positions, session_tokens=max_tokens)
 
 
 def one_way_s(cost: CostModel, rtt_s: float | None) -> float:
@@ -92,8 +95,8 @@ def queue_s(server: ServerView) -> float:
 
 def reserve_s(cost: CostModel, server: ServerView, tokens_needed: int) -> float:
     """The penalty of a server that has no room for a session of this length."""
-    said = server.announcement
-    has_room = said.free_cache_tokens >= tokens_needed and not 0 < said.max_session_tokens < tokens_needed
+    is_short = server.longest_session < (cost.session_tokens or tokens_needed)
+    has_room = server.announcement.free_cache_tokens >= tokens_needed and not is_short
     return 0.0 if has_room else cost.no_room_s
 
 

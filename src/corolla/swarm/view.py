@@ -1,5 +1,6 @@
 """A snapshot of who serves a model: what routing, placement and `status` look at. Immutable; `watch.py` makes them."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,11 @@ class ServerView:
     @property
     def end(self) -> int:
         return self.announcement.end
+
+    @property
+    def longest_session(self) -> float:
+        """Most tokens a row of a session that it takes; infinite where it does not say."""
+        return self.announcement.max_session_tokens or math.inf
 
     @property
     def is_online(self) -> bool:
@@ -104,6 +110,18 @@ class View:
     def only(self, peers: Iterable[PeerId]) -> "View":
         """This view as if no other servers were there."""
         return self.without(self.servers.keys() - set(peers))
+
+    def taking(self, session_tokens: int) -> "View":
+        """This view as if servers were not there that take no session of so many tokens a row, by their own word."""
+        return self.without([peer for peer, server in self.servers.items() if server.longest_session < session_tokens])
+
+    def longest_session(self, blocks: range) -> float:
+        """Most tokens a row of a session for which servers cover these blocks; 0: they cover them for none."""
+        usable = [server for server in self.servers.values() if server.is_usable]
+        return min(
+            max((server.longest_session for server in usable if server.start <= block < server.end), default=0.0)
+            for block in blocks
+        )
 
     def including(self, *servers: ServerView) -> "View":
         """This view with those servers in it, in the place of what was known of them."""

@@ -11,7 +11,15 @@ from rich.console import Console
 
 from corolla.apps.cli import main as frame
 from corolla.apps.cli import route
-from corolla.apps.cli.route import PricedRoute, best_routes, left_out_of, only_one, session_tokens, usual_tokens
+from corolla.apps.cli.route import (
+    PricedRoute,
+    best_routes,
+    left_out_of,
+    only_one,
+    session_tokens,
+    too_short,
+    usual_tokens,
+)
 from corolla.apps.cli.route_table import print_json, print_route
 from corolla.apps.status.reading import ModelStatus
 from corolla.client.lists import ServerLists
@@ -103,6 +111,13 @@ def test_no_room_shows_as_a_penalty() -> None:
     assert "31.0 ms a step, 32.3 tokens a second; it has no room" in printed(
         status_of(server("full", (0, 4), 0.02)), explain=False, tokens=5000
     )
+
+
+def test_servers_that_take_no_session_so_long_are_left_out_and_said() -> None:
+    short, long = server("a", (0, 4), 0.02, max_session_tokens=128), server("b", (0, 4), 0.02, max_session_tokens=512)
+    view = status_of(short, long).view
+    assert too_short(view, 128) == {}
+    assert too_short(view, 129) == {short.peer: "takes sessions of 128 tokens at most"}
 
 
 def test_the_usual_session_is_no_longer_than_servers_take() -> None:

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from corolla import AutoDistributedModelForCausalLM
 from corolla.apps.bench.generation import generate, prompt_of
-from corolla.apps.bench.setup import ONE_THREAD, describe_setup, model_s, spread, start_chains
+from corolla.apps.bench.setup import ONE_THREAD, describe_setup, in_rounds, model_s, spread, start_chains
 from corolla.apps.processes import Processes
 
 PROMPT_TOKENS = 16
@@ -29,7 +29,7 @@ def run(rounds: int, num_servers: int = 2) -> None:
         swarm = AutoDistributedModelForCausalLM.from_pretrained(directory, initial_peers=[address])
         swarm_s: list[float] = []
         plain_s: list[float] = []
-        for number in range(rounds + 1):
+        for number in in_rounds(range(rounds + 1)):
             by_swarm, by_plain = generate(swarm, prompt, NEW_TOKENS), generate(plain, prompt, NEW_TOKENS)
             assert torch.equal(by_swarm.tokens, by_plain.tokens), "the swarm's tokens differ from the local model's"
             if number:  # the first round warms everything up

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from corolla.apps.bench.echo import measure_echo
 from corolla.apps.bench.ends import Ends
-from corolla.apps.bench.setup import ONE_THREAD, Chain, describe_setup, model_s, spread, start_chains
+from corolla.apps.bench.setup import ONE_THREAD, Chain, describe_setup, in_rounds, model_s, spread, start_chains
 from corolla.apps.cli.network import client_network
 from corolla.apps.processes import Processes
 from corolla.client.config import ClientConfig
@@ -77,7 +77,7 @@ async def _measure(model: Path, chains: list[Chain], echo: str, rounds: int) -> 
                 join_swarm(transport, [chain.address], ClientConfig())
             )
         echoes_s: list[float] = []
-        for number in range(rounds + 1):
+        for number in in_rounds(range(rounds + 1)):
             for count, swarm in swarms.items():
                 step_s, overhead_s = await _one_run(swarm, served, ends, count)
                 if number:  # the first round warms everything up

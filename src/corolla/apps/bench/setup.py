@@ -4,11 +4,13 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+
+import click
 
 from corolla.apps.cli.progress import progress
 from corolla.apps.processes import Processes
@@ -49,6 +51,24 @@ def start_chains(
 
     `let_record`: and done with what they do after that, which would slow what is measured.
     """
+    with progress("starting the servers"):
+        chains = _started(processes, model, counts, num_blocks)
+        if let_record:
+            time.sleep(RECORDS_S)
+    return chains
+
+
+def in_rounds(numbers: range, what: str = "round") -> Iterator[int]:
+    """These numbers, each said on standard error when its round begins.
+
+    In a line of its own between two rounds: a spinner would take part in what is measured.
+    """
+    for number in numbers:
+        click.echo(f"{what} {number} of {numbers[-1]} …", err=True)
+        yield number
+
+
+def _started(processes: Processes, model: Path, counts: Sequence[int], num_blocks: int) -> list[Chain]:
     deadline = time.monotonic() + READY_TIMEOUT_S
     chains: list[Chain] = []
     for count in counts:
@@ -63,8 +83,6 @@ def start_chains(
         for other in others:
             other.wait_ready(deadline)
         chains.append(Chain(count, address))
-    if let_record:
-        time.sleep(RECORDS_S)
     return chains
 
 

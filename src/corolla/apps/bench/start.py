@@ -6,7 +6,15 @@ import time
 
 from rich.console import Console
 
-from corolla.apps.bench.setup import ONE_THREAD, READY_TIMEOUT_S, describe_setup, model_s, spread, start_chains
+from corolla.apps.bench.setup import (
+    ONE_THREAD,
+    READY_TIMEOUT_S,
+    describe_setup,
+    in_rounds,
+    model_s,
+    spread,
+    start_chains,
+)
 from corolla.apps.processes import Processes
 
 CLIENT = """
@@ -25,14 +33,14 @@ def run(rounds: int) -> None:
     directory = model_s()
     console.print(f"corolla bench start: {rounds} rounds\n{describe_setup()}")
     servers_s: list[float] = []
-    for _ in range(rounds):
+    for _ in in_rounds(range(1, rounds + 1), "server"):
         with Processes(ONE_THREAD) as processes:
             began = time.monotonic()
             processes.start("the server", "serve", str(directory)).wait_ready(began + READY_TIMEOUT_S)
             servers_s.append(time.monotonic() - began)
     with Processes(ONE_THREAD) as processes:
         address = start_chains(processes, directory, [2])[0].address
-        clients_s = [_first_token(str(directory), address) for _ in range(rounds)]
+        clients_s = [_first_token(str(directory), address) for _ in in_rounds(range(1, rounds + 1), "client")]
     console.print(f"server start to ready, all 8 blocks: {spread(servers_s, ' s')}: aim ≤ 7 s")
     console.print(f"client process start to first token: {spread(clients_s, ' s')}: aim ≤ 6 s")
 

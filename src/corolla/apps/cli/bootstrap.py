@@ -17,6 +17,7 @@ from corolla.apps.cli.options import (
     logging_options,
     split_addresses,
 )
+from corolla.apps.cli.progress import progress
 from corolla.apps.cli.ready import say_ready
 from corolla.errors import SwarmError
 
@@ -62,7 +63,8 @@ async def _bootstrap(
 
     async with open_transport(network) as transport:
         if peers:
-            await transport.join(peers, timeout_s=JOIN_TIMEOUT_S)
+            with progress("joining the swarm"):
+                await transport.join(peers, timeout_s=JOIN_TIMEOUT_S)
         say_ready(transport.peer, None, transport.addresses, as_json=as_json)
         ready()
         stopped = asyncio.ensure_future(stop.wait())

@@ -21,7 +21,8 @@ from corolla.apps.cli.options import (
     server_list_options,
     source_options,
 )
-from corolla.apps.cli.progress import progress
+from corolla.apps.cli.privacy import say_privacy_note
+from corolla.apps.cli.progress import progress, progress_until_text
 from corolla.errors import BadInput
 
 if TYPE_CHECKING:
@@ -66,13 +67,13 @@ def command(
     """
     peers = require_peers(join)
     with progress("joining the swarm and loading the local half of the model") as shown:
-        from corolla.apps.cli.conversation import PRIVACY_NOTE, Sampling, open_model
+        from corolla.apps.cli.conversation import Sampling, open_model
 
         sampling = Sampling(max_new_tokens, temperature, top_p, seed)
         swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype, source=source, shown=shown)
     if not swarm_model.has_chat_template:
         raise BadInput(f"{model} has no chat template; use `corolla generate --raw`")
-    click.echo(f"{PRIVACY_NOTE} /exit ends.", err=True)
+    say_privacy_note("/exit ends.")
     longest = max_context or min(CONTEXT_TOKENS, swarm_model.model.max_positions or CONTEXT_TOKENS)
     while converse(swarm_model, sampling, longest):
         click.echo("(a new conversation)", err=True)
@@ -107,8 +108,11 @@ def _read_line() -> str | None:
 
 def _answer(conversation: "Conversation", question: str) -> None:
     try:
-        with stop_on_interrupt() as stop:
-            conversation.ask(question, lambda part: click.echo(part, nl=False), should_stop=stop.is_set)
+        with (
+            stop_on_interrupt() as stop,
+            progress_until_text("waiting for the first word", lambda part: click.echo(part, nl=False)) as write,
+        ):
+            conversation.ask(question, write, should_stop=stop.is_set)
     except BadInput as full:  # the session is as long as it may be; the user decides what to do
         click.echo(f"{full}; {START_ANEW} begins a new conversation", err=True)
     click.echo()

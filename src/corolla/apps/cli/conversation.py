@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from corolla.client.inference import InferenceSession
     from corolla.client.model import DistributedModelForCausalLM
 
-PRIVACY_NOTE = "Note: the servers of a swarm can read what passes through them."
-
 Write = Callable[[str], None]
 ShouldStop = Callable[[], bool]
 Message = dict[str, str]

@@ -21,6 +21,7 @@ from corolla.apps.cli.options import (
     server_list_options,
     source_options,
 )
+from corolla.apps.cli.privacy import say_privacy_note
 
 if TYPE_CHECKING:
     from corolla.models.source_options import SourceOptions
@@ -134,4 +135,5 @@ def command(
 
         return run_gateway(options, config, client, network, peers, stop=stop, on_ready=on_ready)
 
+    say_privacy_note()
     run_until_stopped(serve)

@@ -15,7 +15,8 @@ from corolla.apps.cli.options import (
     server_list_options,
     source_options,
 )
-from corolla.apps.cli.progress import progress
+from corolla.apps.cli.privacy import say_privacy_note
+from corolla.apps.cli.progress import progress, progress_until_text
 from corolla.errors import BadInput
 
 if TYPE_CHECKING:
@@ -52,16 +53,19 @@ def command(
     """
     peers = require_peers(join)
     with progress("joining the swarm and loading the local half of the model") as shown:
-        from corolla.apps.cli.conversation import PRIVACY_NOTE, Conversation, Sampling, open_model
+        from corolla.apps.cli.conversation import Conversation, Sampling, open_model
 
         sampling = Sampling(max_new_tokens, temperature, top_p, seed)
         swarm_model = open_model(model, peers, dtype=None if dtype == "auto" else dtype, source=source, shown=shown)
     text = _checked(sys.stdin.read() if prompt == "-" else prompt)
-    click.echo(PRIVACY_NOTE, err=True)
+    say_privacy_note()
     is_chat = swarm_model.has_chat_template and not raw
     tokens = swarm_model.encode_chat([{"role": "user", "content": text}]) if is_chat else swarm_model.encode(text)
-    with swarm_model.model.inference_session(max_length=len(tokens) + max_new_tokens) as session:
-        Conversation(swarm_model, session, sampling).complete(tokens, lambda part: click.echo(part, nl=False))
+    with (
+        swarm_model.model.inference_session(max_length=len(tokens) + max_new_tokens) as session,
+        progress_until_text(f"the servers read {len(tokens)} tokens", lambda part: click.echo(part, nl=False)) as write,
+    ):
+        Conversation(swarm_model, session, sampling).complete(tokens, write)
     click.echo()
 
 

@@ -89,6 +89,8 @@ def command(
     left_out = left_out_of(status.view, servers.left_out(status.view))
     status = replace(status, view=servers.applied(status.view))
     tokens = session_tokens(status, tokens, prompt_tokens)
+    left_out += left_out_of(status.view, too_short(status.view, tokens))
+    status = replace(status, view=status.view.taking(tokens))
     cost = CostModel().for_session(prompt_tokens=prompt_tokens, max_tokens=tokens)
     try:
         routes = best_routes(status, tokens, cost)
@@ -106,6 +108,16 @@ def left_out_of(view: "View", reasons: Mapping[PeerId, str]) -> list[LeftOut]:
     return [
         LeftOut(server.peer, server.announcement.name, f"{server.start}:{server.end}", why) for server, why in servers
     ]
+
+
+def too_short(view: "View", tokens: int) -> dict[PeerId, str]:
+    """The servers that take no session of so many tokens, as a session leaves them out, too."""
+    kept = view.taking(tokens).servers
+    return {
+        peer: f"takes sessions of {server.longest_session:.0f} tokens at most"
+        for peer, server in view.servers.items()
+        if peer not in kept
+    }
 
 
 def only_one(statuses: Sequence["ModelStatus"], name: str) -> "ModelStatus":

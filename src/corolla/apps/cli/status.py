@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -73,8 +73,10 @@ async def _watch(peers: Sequence[str], wanted: Sequence[str], period_s: float, *
     from corolla.apps.cli.status_table import print_json, print_tables
     from corolla.apps.status.reading import read_swarm, unserved
 
-    async with _joined(peers) as transport:
-        statuses = await read_swarm(transport, wanted)
+    async with AsyncExitStack() as stack:
+        with progress("asking the swarm"):
+            transport = await stack.enter_async_context(_joined(peers))
+            statuses = await read_swarm(transport, wanted)
         while True:
             if as_json:
                 print_json(statuses, indent=None)
