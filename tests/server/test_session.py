@@ -110,6 +110,15 @@ def test_a_replay_of_what_is_held_changes_nothing_and_one_with_a_gap_is_refused(
     assert isinstance(refused(current, step(2, 8, replay=True)).error, OutOfOrder)
 
 
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_family_that_takes_several_positions_only_as_the_first_refuses_others(replay: bool) -> None:
+    current = after(step(0, 0, 5, replay=replay), step(1, 5, replay=replay), start=state(prefill_in_chunks=False))
+    error = refused(current, step(2, 6, 2, replay=replay)).error
+    assert isinstance(error, Unsupported)
+    assert (error.value, error.bound) == ("2", "1")
+    assert after(step(2, 0, 4, trim_to=0), start=current).position == 4
+
+
 def test_a_new_route_keeps_what_is_held_unless_it_begins_afresh() -> None:
     current = after(step(0, 0, 5))
     again = on_reopen(current, reopen(1, is_fresh=False))

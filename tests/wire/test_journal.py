@@ -80,6 +80,23 @@ def test_replay_chunks_keep_their_bounds(num_steps: int, max_tokens: int, max_by
     assert replayed([*history, *journal.recent(0)]) == [list(range(num_steps))]
 
 
+@given(st.integers(1, 90), st.integers(1, 9), st.integers(1, 40), st.integers(0, 80))
+def test_without_chunks_only_what_comes_onto_nothing_is_long(
+    num_steps: int, prompt: int, max_tokens: int, held: int
+) -> None:
+    journal = Journal(HUGE)
+    add(journal, 0, 0, [list(range(prompt))])
+    for step_no in range(1, num_steps):
+        add(journal, step_no, prompt + step_no - 1, [[prompt + step_no - 1]])
+    journal.compact()
+    history = list(journal.replay(0, max_tokens, HUGE, in_chunks=False))
+    assert replayed([*history, *journal.recent(0)]) == [list(range(prompt + num_steps - 1))]
+    assert [step.hidden.shape[1] for step in history[1:]] == [1] * len(history[1:])
+    assert len(history) == max(min(journal.history_end, 1), journal.history_end - max_tokens + 1)
+    catching_up = list(journal.replay(max(held, 1), max_tokens, HUGE, in_chunks=False))
+    assert all(step.hidden.shape[1] == 1 for step in catching_up)
+
+
 def test_a_long_decode_becomes_few_replay_steps() -> None:
     journal = Journal(HUGE)
     for step_no in range(2000):

@@ -42,6 +42,8 @@ def cut_into_steps(
 def _chunk_tokens(session: Session, hidden: torch.Tensor, max_chunk_tokens: int) -> int:
     """Positions per step: what every server takes, and what this client wants to send at once."""
     num_tokens = hidden.shape[-2]
+    if session.position > 0 and not session.prefill_in_chunks:  # another turn: servers take no more onto what they hold
+        return 1
     if session.is_exact or not session.prefill_in_chunks:  # as one machine would, and whatever the route
         pipelined = num_tokens
     elif len(session.route) > 1:  # so that every hop has a chunk to work on while the others have theirs

@@ -49,6 +49,7 @@ class SessionState(msgspec.Struct, frozen=True):
     hidden_size: int
     needs_token_ids: bool = False
     can_trim: bool = True
+    prefill_in_chunks: bool = True
     last_step_no: int = -1
     position: int = 0
     rows: int = 0
@@ -156,6 +157,7 @@ def _advance(state: SessionState, step: Step) -> tuple[SessionState, Action]:
         batch, new_tokens = _shape_of(state, step)
         held = _position_after_trim(state, step)
         _check_rows(state, step, batch)
+        _check_pieces(state, held, new_tokens)
         if held + new_tokens > state.max_tokens:
             raise Unsupported(
                 f"the step ends at position {held + new_tokens}, the session was opened for {state.max_tokens}",
@@ -216,6 +218,15 @@ def _position_after_trim(state: SessionState, step: Step) -> int:
             f"the step starts at position {step.position}, {held} are held", value=str(step.position), bound=str(held)
         )
     return held
+
+
+def _check_pieces(state: SessionState, held: int, new_tokens: int) -> None:
+    """The family's code would drop what it holds, and say nothing."""
+    if not state.prefill_in_chunks and held > 0 and new_tokens > 1:
+        raise Unsupported(
+            f"{new_tokens} positions in one step onto {held}; this model takes several only as the first",
+            value=str(new_tokens), bound="1",
+        )  # fmt: skip
 
 
 def _check_rows(state: SessionState, step: Step, batch: int) -> None:

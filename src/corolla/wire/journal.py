@@ -113,13 +113,17 @@ class Journal:
         """The newest steps, from this number on, as they were sent; those that are folded are not among them."""
         return [step for step in self._recent if step.step_no >= from_step]
 
-    def replay(self, from_position: int, max_tokens: int, max_bytes: int) -> Iterator[Step]:
-        """The history from this position on, in chunks of at most `max_tokens` positions × rows and `max_bytes`."""
+    def replay(self, from_position: int, max_tokens: int, max_bytes: int, *, in_chunks: bool = True) -> Iterator[Step]:
+        """The history from this position on, in chunks of at most `max_tokens` positions × rows and `max_bytes`.
+
+        Without `in_chunks`, one from position 0 and single positions after it: some families drop the state that they
+        hold when they take several onto it.
+        """
         position = self.first_position
         for segment in list(self._segments):
             start = max(from_position - position, 0)
             while start < segment.tokens:
-                chunk = _chunk(segment, start, max_tokens, max_bytes)
+                chunk = _chunk(segment, start, max_tokens, max_bytes) if in_chunks or position + start == 0 else 1
                 yield Step(
                     step_no=self._folded_step_no,
                     position=position + start,

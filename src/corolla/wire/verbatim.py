@@ -32,8 +32,8 @@ class VerbatimJournal(Journal):
         super().skip(num_tokens)
         self._log.clear()
 
-    def replay(self, from_position: int, max_tokens: int, max_bytes: int) -> Iterator[Step]:
-        """The steps after the one that ended at this position; no shorter ones, whatever the receiver takes."""
+    def replay(self, from_position: int, max_tokens: int, max_bytes: int, *, in_chunks: bool = True) -> Iterator[Step]:
+        """The steps after the one that ended at this position; no other ones, whatever the receiver takes."""
         first = 0
         if from_position > 0:
             ends = [_end_of(step) for step in (*self._log, *self._recent)]
