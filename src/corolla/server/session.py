@@ -7,7 +7,7 @@ touches a tensor's bytes. One session is one row of this table:
     step_no == last + 1, all checks pass    Compute                    position, rows and last_step_no move
     step_no <= last, kept                   AnswerFromJournal          unchanged (the newest few are kept)
     step_no <= last, no longer kept         Refuse(JournalGap)         unchanged
-    step_no >  last + 1                     Refuse(OutOfOrder)         unchanged
+    step_no >  last + 1                     Refuse(OutOfOrder)         unchanged; taken at position 0 by who has none
     same step_no, other content             Break                      the stream ends: the peer broke the rules
     replay, at the position held            Compute                    the same; step_no may jump ahead
     replay of what is held                  Ignore                     unchanged
@@ -118,7 +118,8 @@ def on_step(state: SessionState, step: Step) -> tuple[SessionState, Action]:
         return state, Wait()
     if step.replay:
         return _on_replay(state, step)
-    if step.step_no > state.last_step_no + 1:
+    is_first = state.last_step_no < 0 and step.position == 0  # after a trim to nothing: there is no history to lack
+    if step.step_no > state.last_step_no + 1 and not is_first:
         return state, _refuse(step, OutOfOrder(
             f"step {step.step_no} came after step {state.last_step_no}",
             value=str(step.step_no), bound=str(state.last_step_no + 1),

@@ -97,6 +97,10 @@ class Journal:
             self._nbytes -= self._recent.pop().hidden.nbytes
         self.last_step_no = min(self.last_step_no, from_step - 1)
 
+    def cut_back(self, step_no: int, num_tokens: int) -> None:
+        """This step's trim is more than the receiver's state can do: what is replayed before it ends at so many
+        positions. Here every trim has cut the history already."""
+
     def skip(self, num_tokens: int) -> None:
         """Positions up to here went another way: what was kept is no history any more."""
         self._recent.clear()
@@ -130,9 +134,9 @@ class Journal:
                     left_padding=self._left_padding,
                     want="none",
                     replay=True,
-                    hidden=_cut(segment.hidden, segment.rows, start, chunk),
-                    position_ids=_cut_optional(segment.position_ids, segment.rows, start, chunk),
-                    token_ids=_cut_optional(segment.token_ids, segment.rows, start, chunk),
+                    hidden=cut(segment.hidden, segment.rows, start, chunk),
+                    position_ids=cut_optional(segment.position_ids, segment.rows, start, chunk),
+                    token_ids=cut_optional(segment.token_ids, segment.rows, start, chunk),
                 )
                 start += chunk
             position += segment.tokens
@@ -240,11 +244,12 @@ def _chunk(segment: _Segment, start: int, max_tokens: int, max_bytes: int) -> in
     return min(segment.tokens - start, max(most, 1))
 
 
-def _cut_optional(tensor: WireTensor | None, rows: list[int], start: int, tokens: int) -> WireTensor | None:
-    return None if tensor is None else _cut(tensor, rows, start, tokens)
+def cut_optional(tensor: WireTensor | None, rows: list[int], start: int, tokens: int) -> WireTensor | None:
+    return None if tensor is None else cut(tensor, rows, start, tokens)
 
 
-def _cut(tensor: WireTensor, rows: list[int], start: int, tokens: int) -> WireTensor:
+def cut(tensor: WireTensor, rows: list[int], start: int, tokens: int) -> WireTensor:
+    """So many positions from `start` on, of these rows in this order."""
     if start == 0 and tokens == tensor.shape[1] and rows == list(range(tensor.shape[0])):
         return tensor
     parts = [_slice(tensor, row, start, tokens) for row in rows]
