@@ -91,6 +91,13 @@ def test_an_older_step_is_answered_while_it_is_kept_then_a_gap_and_an_early_one_
     assert isinstance(refused(later, step(0, 0)).error, JournalGap)
 
 
+def test_after_a_trim_to_nothing_a_server_that_has_taken_nothing_in_lacks_nothing() -> None:
+    fresh = state()
+    assert after(step(7, 0, 3, trim_to=0), step(8, 3), start=fresh).last_step_no == 8
+    assert isinstance(refused(fresh, step(8, 3)).error, OutOfOrder)
+    assert isinstance(refused(after(step(0, 0)), step(7, 0, trim_to=0)).error, OutOfOrder)
+
+
 def test_data_of_an_older_route_is_ignored_and_of_a_newer_one_waits_for_its_open() -> None:
     current = state(route_version=2)
     assert on_step(current, step(0, 0, route_version=1)) == (current, Ignore())
