@@ -108,9 +108,11 @@ class LyingPush(Push):
     def _transmit(self, message: Step | Output) -> None:
         super()._transmit(self._lie(message) if message.position >= HONEST_UNTIL else message)
 
-    def copy(self, from_position: int, max_tokens: int, max_bytes: int, live_from: int) -> list[Step]:
+    def copy(
+        self, from_position: int, max_tokens: int, max_bytes: int, live_from: int, *, in_chunks: bool
+    ) -> list[Step]:
         steps: list[Step] = []
-        for step in super().copy(from_position, max_tokens, max_bytes, live_from):
+        for step in super().copy(from_position, max_tokens, max_bytes, live_from, in_chunks=in_chunks):
             told = self._lie(step) if step.position >= HONEST_UNTIL else step
             assert isinstance(told, Step)
             steps.append(told)

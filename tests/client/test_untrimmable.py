@@ -4,6 +4,7 @@ import pytest
 
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import ToySpan, hidden_of, numbers_of, whole_model
+from corolla.client.config import ClientConfig
 from corolla.client.session import Session
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
@@ -35,22 +36,26 @@ async def feed(session: Session, rows: list[list[int]], new: list[list[int]]) ->
 
 
 @pytest.mark.parametrize("spans", [["0:6"], ["0:2", "2:4", "4:6"]])
-@pytest.mark.parametrize("kept", [1, 3, 12])
+@pytest.mark.parametrize("kept", [0, 1, 3, 12])
 @pytest.mark.parametrize("is_lost_too", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
 def test_a_trim_of_a_state_that_cannot_be_trimmed_rebuilds_it(
-    spans: list[str], kept: int, *, is_lost_too: bool
+    spans: list[str], kept: int, *, is_lost_too: bool, exact: bool
 ) -> None:
     async def told() -> None:
         async with MemorySwarm(num_blocks=NUM_BLOCKS, conditions=LinkConditions(0.01)) as swarm:
             for number, span in enumerate(spans * 2):
                 await swarm.serve(f"s{number}", span, runner=StubbornSpan(*map(int, span.split(":"))))
-            client = await swarm.client("client")
+            client = await swarm.client("client", ClientConfig(exact=exact))
             async with client.open_session(swarm.model, max_tokens=64, max_rows=2) as session:
                 rows = await feed(session, [], [[1, 2, 3, 4], [5, 6, 7, 8]])
                 for number in range(10):  # more than are kept as they were sent
                     rows = await feed(session, rows, [[10 + number], [30 + number]])
+                session.gather([1, 0])
+                rows = await feed(session, rows[::-1], [[40], [41]])
                 session.trim(kept)
-                session.gather([1, 1])
+                if kept:
+                    session.gather([1, 1])
                 rows = [rows[1][:kept], rows[1][:kept]]
                 if is_lost_too:
                     swarm.network.kill(session.route[-1].peer_id)
@@ -60,5 +65,39 @@ def test_a_trim_of_a_state_that_cannot_be_trimmed_rebuilds_it(
                 swarm.network.kill(session.route[0].peer_id)
                 if not is_lost_too or len(spans) > 1:
                     await feed(session, rows, [[56], [57]])
+
+    run_virtual(told(), limit_s=1000)
+
+
+def test_an_exact_session_repeats_the_same_steps_after_a_trim_however_often_it_is_rebuilt() -> None:
+    """Kernels round with a step's shape: what was cut off by the trim stays cut off as it was."""
+
+    class RecordingSpan(StubbornSpan):
+        def __init__(self) -> None:
+            super().__init__(0, NUM_BLOCKS)
+            self.lengths: list[int] = []
+
+        def run(self, cache: SessionCache, step: Step, want: Want, wire_dtype: DType) -> WireTensor | None:
+            self.lengths = [*(self.lengths if cache.num_tokens else []), step.hidden.shape[1]]
+            return super().run(cache, step, want, wire_dtype)
+
+    async def told() -> None:
+        async with MemorySwarm(num_blocks=NUM_BLOCKS, conditions=LinkConditions(0.01)) as swarm:
+            spans = {name: RecordingSpan() for name in ("a", "b", "c")}
+            for name, span in spans.items():
+                await swarm.serve(name, "0:6", runner=span)
+            client = await swarm.client("client", ClientConfig(exact=True))
+            async with client.open_session(swarm.model, max_tokens=64) as session:
+                rows = await feed(session, [], [[1, 2, 3, 4]])
+                rows = await feed(session, rows, [[5, 6, 7]])
+                rows = await feed(session, rows, [[8]])
+                session.trim(6)
+                rows = await feed(session, [rows[0][:6]], [[9]])
+                for number in range(2):
+                    swarm.network.kill(session.route[0].peer_id)
+                    rows = await feed(session, rows, [[10 + number]])
+                assert sorted(span.lengths for span in spans.values()) == [
+                    [4, 2, 1], [4, 2, 1, 1], [4, 2, 1, 1, 1]
+                ]  # fmt: skip
 
     run_virtual(told(), limit_s=1000)

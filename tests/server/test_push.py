@@ -66,7 +66,7 @@ def test_a_replay_from_the_journal_takes_the_place_of_those_that_waited() -> Non
     push.onward(step(0, replay=True))
     push.onward(step(1, replay=False))
     push.channel = cast(Channel, sent)
-    replay = push.snapshot(0, 8, 1 << 20, live_from=1)
+    replay = push.snapshot(0, 8, 1 << 20, live_from=1, in_chunks=True)
     push.release()
     assert [(entry.step_no, entry.replay) for entry in replay] == [(0, True), (1, False)]
     assert sent.steps == []

@@ -91,6 +91,13 @@ def test_an_older_step_is_answered_while_it_is_kept_then_a_gap_and_an_early_one_
     assert isinstance(refused(later, step(0, 0)).error, JournalGap)
 
 
+def test_after_a_trim_to_nothing_a_server_that_has_taken_nothing_in_lacks_nothing() -> None:
+    fresh = state()
+    assert after(step(7, 0, 3, trim_to=0), step(8, 3), start=fresh).last_step_no == 8
+    assert isinstance(refused(fresh, step(8, 3)).error, OutOfOrder)
+    assert isinstance(refused(after(step(0, 0)), step(7, 0, trim_to=0)).error, OutOfOrder)
+
+
 def test_data_of_an_older_route_is_ignored_and_of_a_newer_one_waits_for_its_open() -> None:
     current = state(route_version=2)
     assert on_step(current, step(0, 0, route_version=1)) == (current, Ignore())
@@ -108,6 +115,15 @@ def test_a_replay_of_what_is_held_changes_nothing_and_one_with_a_gap_is_refused(
     current = after(step(0, 0, 5), step(1, 5))
     assert on_step(current, step(1, 0, 6, replay=True)) == (current, Ignore())
     assert isinstance(refused(current, step(2, 8, replay=True)).error, OutOfOrder)
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_family_that_takes_several_positions_only_as_the_first_refuses_others(replay: bool) -> None:
+    current = after(step(0, 0, 5, replay=replay), step(1, 5, replay=replay), start=state(prefill_in_chunks=False))
+    error = refused(current, step(2, 6, 2, replay=replay)).error
+    assert isinstance(error, Unsupported)
+    assert (error.value, error.bound) == ("2", "1")
+    assert after(step(2, 0, 4, trim_to=0), start=current).position == 4
 
 
 def test_a_new_route_keeps_what_is_held_unless_it_begins_afresh() -> None:

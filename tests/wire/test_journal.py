@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corolla.wire.journal import MAX_RECENT, Journal
@@ -78,6 +78,23 @@ def test_replay_chunks_keep_their_bounds(num_steps: int, max_tokens: int, max_by
     history = list(journal.replay(0, max_tokens, max_bytes))
     assert all(step.hidden.shape[1] <= max_tokens and step.hidden.nbytes <= max_bytes for step in history)
     assert replayed([*history, *journal.recent(0)]) == [list(range(num_steps))]
+
+
+@given(st.integers(1, 90), st.integers(1, 9), st.integers(1, 40), st.integers(0, 80))
+def test_without_chunks_only_what_comes_onto_nothing_is_long(
+    num_steps: int, prompt: int, max_tokens: int, held: int
+) -> None:
+    journal = Journal(HUGE)
+    add(journal, 0, 0, [list(range(prompt))])
+    for step_no in range(1, num_steps):
+        add(journal, step_no, prompt + step_no - 1, [[prompt + step_no - 1]])
+    journal.compact()
+    history = list(journal.replay(0, max_tokens, HUGE, in_chunks=False))
+    assert replayed([*history, *journal.recent(0)]) == [list(range(prompt + num_steps - 1))]
+    assert [step.hidden.shape[1] for step in history[1:]] == [1] * len(history[1:])
+    assert len(history) == max(min(journal.history_end, 1), journal.history_end - max_tokens + 1)
+    catching_up = list(journal.replay(max(held, 1), max_tokens, HUGE, in_chunks=False))
+    assert all(step.hidden.shape[1] == 1 for step in catching_up)
 
 
 def test_a_long_decode_becomes_few_replay_steps() -> None:
@@ -242,6 +259,45 @@ def test_a_verbatim_journal_repeats_the_steps_as_they_were(data: st.DataObject) 
         (again.add_history if step.replay else again.add)(step)
     assert [step.step_no for step in everything(again)] == [step.step_no for step in steps]
     assert again.nbytes == journal.nbytes == sum(step.hidden.nbytes for step in steps)
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_a_verbatim_journal_that_is_cut_back_asks_for_no_trim(data: st.DataObject) -> None:
+    """Of a family that cannot: only what still counts is left, each row where the gathers that went have put it."""
+    journal, held, step_no = VerbatimJournal(HUGE), [[0]], 1
+    add(journal, 0, 0, held)
+    for _ in range(data.draw(st.integers(1, 30))):
+        fields: dict[str, object] = {}
+        if data.draw(st.integers(0, 3)) == 0:
+            fields["rows"] = data.draw(st.lists(st.integers(0, len(held) - 1), min_size=1, max_size=3))
+        trims = data.draw(st.integers(0, 5)) == 0
+        if trims:
+            fields["trim_to"] = data.draw(st.integers(1, len(held[0])))
+            held = [row[: fields["trim_to"]] for row in held]
+        before = held
+        if (rows := fields.get("rows")) is not None:
+            held = [list(held[row]) for row in rows]
+        size = data.draw(st.integers(1, 4))
+        new = [data.draw(st.lists(st.integers(0, 99), min_size=size, max_size=size)) for _ in held]
+        add(journal, step_no, len(held[0]), new, left_padding=[row[0] for row in held], **fields)
+        held = [row + more for row, more in zip(held, new, strict=True)]
+        if trims:
+            journal.cut_back(step_no, fields["trim_to"])
+            if data.draw(st.booleans()):  # the run failed; its next step is another
+                journal.forget(step_no)
+                held = before
+                continue
+        step_no += 1
+    steps, end = everything(journal), 0
+    assert replayed(steps) == held
+    for step in steps:
+        assert step.trim_to in (None, end)
+        end = step.position + step.hidden.shape[1]
+    assert [step.step_no for step in steps] == sorted({step.step_no for step in steps})
+    assert steps[-1].step_no == step_no - 1
+    assert journal.nbytes == sum(step.hidden.nbytes for step in steps)
+    assert steps[-1].left_padding in (None, [row[0] for row in held])
 
 
 def test_a_verbatim_journal_goes_on_from_a_position() -> None:

@@ -3,6 +3,7 @@
 import torch
 
 from corolla.client.session import Session, StepInput
+from corolla.client.steps import share_of_window
 from corolla.errors import BadInput
 from corolla.models.tensors import to_wire
 from corolla.wire.tensors import WireTensor
@@ -42,13 +43,15 @@ def cut_into_steps(
 def _chunk_tokens(session: Session, hidden: torch.Tensor, max_chunk_tokens: int) -> int:
     """Positions per step: what every server takes, and what this client wants to send at once."""
     num_tokens = hidden.shape[-2]
+    if session.position > 0 and not session.prefill_in_chunks:  # another turn: servers take no more onto what they hold
+        return 1
+    position_bytes = hidden.numel() // num_tokens * hidden.element_size()
+    num_hops = len(session.route)
     if session.is_exact or not session.prefill_in_chunks:  # as one machine would, and whatever the route
         pipelined = num_tokens
-    elif len(session.route) > 1:  # so that every hop has a chunk to work on while the others have theirs
-        pipelined = max(LEAST_CHUNK_TOKENS, num_tokens // (CHUNKS_PER_HOP * len(session.route)))
-    else:
-        pipelined = num_tokens
-    position_bytes = hidden.numel() // num_tokens * hidden.element_size()
+    else:  # so that every hop has a chunk to work on while the others have theirs
+        even = max(LEAST_CHUNK_TOKENS, num_tokens // (CHUNKS_PER_HOP * num_hops)) if num_hops > 1 else num_tokens
+        pipelined = min(even, share_of_window(num_hops) // position_bytes)
     most = min(
         pipelined,
         session.max_chunk_tokens // hidden.shape[-3],

@@ -258,6 +258,11 @@ class Hop:
         self.link.life.include(channel)
         channel.send(wire.Attach(session=self.session, route_version=self._route_version))
 
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether its state is exact when several positions come onto it at once."""
+        return self.terms is None or self.terms.prefill_in_chunks
+
     def push(self, step: wire.Step) -> None:
         """Send a step; a hop that is lost swallows it, and has said so."""
         if self._data is not None:

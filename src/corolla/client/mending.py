@@ -159,6 +159,7 @@ class Mender:
             case "repeat":
                 await asyncio.sleep(OVERLOAD_PAUSE_S)
             case "rebuild all":
+                self._ring.segments.cut_back()
                 self._ring.places = mark_fresh(self._ring.places, range(len(self._ring.places)))
             case "rebuild":
                 self._ring.places = mark_fresh(self._ring.places, [self._ring.hops.index(hop)])

@@ -40,11 +40,12 @@ class Replays:
     ) -> None:
         """Give every place what it lacks: history to the fresh ones, live steps to those that missed them."""
         segments = self._segments
+        in_chunks = all(hop.takes_chunks for hop in hops)  # what one takes may go on to the next
         segments.begin_refeeding(places, last_answered=live_from - 1)
         for resend in plan_resends(places, held, segments.heads):
             self.order(
                 hops[resend.index], from_position=resend.from_position, from_step=resend.from_step,
-                route_version=route_version, live_from=live_from,
+                route_version=route_version, live_from=live_from, in_chunks=in_chunks,
             )  # fmt: skip
         for head, journal in segments.heads.items():
             if segments.is_refed(head):
@@ -53,8 +54,9 @@ class Replays:
             tail = segments.tail_of(head, hops)
             if places[index].is_fresh or places[index].catches_up:
                 await self.replay_to(
-                    hops[index], route_version=route_version, live_from=live_from, from_position=held[index].position
-                )
+                    hops[index], route_version=route_version, live_from=live_from, from_position=held[index].position,
+                    in_chunks=in_chunks,
+                )  # fmt: skip
             else:
                 for step in journal.recent(held[index].last_step_no + 1):
                     self._push_again(hops[index], step, route_version)
@@ -64,24 +66,26 @@ class Replays:
 
     def order(
         self, hop: Hop, *, route_version: int, from_position: int | None = None, from_step: int = 0,
-        live_from: int = NOTHING_LIVE, to: PeerId | None = None,
+        live_from: int = NOTHING_LIVE, to: PeerId | None = None, in_chunks: bool = True,
     ) -> None:  # fmt: skip
         """Tell a server to push on what it kept. `to`: to one that stands by, and not to the next of the route."""
         hop.replay(
             wire.Replay(
                 session=self._session, route_version=route_version, from_position=from_position, from_step=from_step,
-                live_from=live_from, to=to,
+                live_from=live_from, to=to, in_chunks=in_chunks,
             )
         )  # fmt: skip
 
     async def replay_to(
-        self, hop: Hop, *, route_version: int, live_from: int = NOTHING_LIVE, from_position: int = 0
+        self, hop: Hop, *, route_version: int, in_chunks: bool, live_from: int = NOTHING_LIVE, from_position: int = 0
     ) -> None:
         """Build a head's cache, from this position on, from our own journal."""
         opened, journal = hop.opened, self._segments.heads[hop.start]
         assert opened is not None
         journal.compact()
-        steps = [*journal.replay(from_position, opened.max_chunk_tokens, opened.window_bytes)]
+        steps = [
+            *journal.replay(from_position, opened.max_chunk_tokens, opened.window_bytes, in_chunks=in_chunks),
+        ]
         steps += [
             replace(step, replay=step.step_no < live_from)
             for step in journal.recent(0)

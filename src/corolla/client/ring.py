@@ -291,9 +291,12 @@ class Ring:
         if hop.start in self.heads or ask.next is None:
             await hop.connect()  # now, so that no step waits for it when the places are swapped
         if hop.start in self.heads:
-            await self._replays.replay_to(hop, route_version=self.version)
+            await self._replays.replay_to(hop, route_version=self.version, in_chunks=hop.takes_chunks)
         else:
-            self._replays.order(self.hops[index - 1], from_position=0, route_version=self.version, to=hop.peer)
+            self._replays.order(
+                self.hops[index - 1], from_position=0, route_version=self.version, to=hop.peer,
+                in_chunks=hop.takes_chunks,
+            )  # fmt: skip
         while hop.opened is not None and hop.opened.cached_tokens < position:
             self.progress.clear()
             await self.progress.wait()

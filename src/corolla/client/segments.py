@@ -74,6 +74,13 @@ class Segments:
             journal.forgettable_from = self._steps.next_no
             journal.add(step)
 
+    def cut_back(self) -> None:
+        """Some server's state cannot be trimmed as the steps under way ask: what goes is not replayed to any."""
+        for step in (pending.step for pending in self._steps.pending.values()):
+            if step.trim_to is not None:
+                for journal in self.heads.values():
+                    journal.cut_back(step.step_no, step.trim_to)
+
     def part_at(self, start: int, places: Sequence[Place], *, on_suspicion: bool) -> None:
         """A segment begins at this block from now on; what came there before was not kept."""
         if start in self.heads:

@@ -27,6 +27,11 @@ SLOWEST_LINK = 125_000
 """Bytes a second of a link that is hardly of any use; a home's upload has five times that and more."""
 
 
+def share_of_window(num_hops: int) -> int:
+    """Most bytes of a step, so that every server of the route has one and another is on its way to the first."""
+    return WINDOW_BYTES // min(WINDOW_STEPS, num_hops + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class StepInput:
     """New positions for all rows: `hidden` [rows, num_tokens, hidden_size] as it arrives at block 0."""

@@ -60,6 +60,7 @@ def state_of(ask: Open, facts: SpanFacts, limits: SessionLimits, client: PeerId)
         hidden_size=facts.hidden_size,
         needs_token_ids=facts.needs_token_ids,
         can_trim=facts.can_trim,
+        prefill_in_chunks=facts.prefill_in_chunks,
     )
 
 

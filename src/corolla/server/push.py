@@ -127,16 +127,20 @@ class Push:
                 message = replace(message, replay=message.step_no < live_from)
             self._transmit(message)
 
-    def snapshot(self, from_position: int, max_tokens: int, max_bytes: int, live_from: int) -> list[Step]:
+    def snapshot(
+        self, from_position: int, max_tokens: int, max_bytes: int, live_from: int, *, in_chunks: bool
+    ) -> list[Step]:
         """All that is kept, as steps for `send_paced`: the history, then the newest, live from `live_from` on.
 
         What comes meanwhile is held back until `release`.
         """
         self._held_from = self._last_step_no + 1
         self.drop_held_replays()
-        return self.copy(from_position, max_tokens, max_bytes, live_from)
+        return self.copy(from_position, max_tokens, max_bytes, live_from, in_chunks=in_chunks)
 
-    def copy(self, from_position: int, max_tokens: int, max_bytes: int, live_from: int) -> list[Step]:
+    def copy(
+        self, from_position: int, max_tokens: int, max_bytes: int, live_from: int, *, in_chunks: bool
+    ) -> list[Step]:
         """The same, for somebody beside the route: nothing is held back."""
         self._journal.compact()
         newest = [
@@ -144,7 +148,7 @@ class Push:
             for step in self._journal.recent(0)
             if step.position + step.hidden.shape[1] > from_position
         ]
-        return [*self._journal.replay(from_position, max_tokens, max_bytes), *newest]
+        return [*self._journal.replay(from_position, max_tokens, max_bytes, in_chunks=in_chunks), *newest]
 
     def release(self, from_step: int | None = None, live_from: int = 0) -> None:
         """Send what was held back (or all from `from_step` on, sent or not), and hold no longer."""

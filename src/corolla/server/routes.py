@@ -156,7 +156,7 @@ class Routes:
             limits = self._limits
             steps = await self._executor.call(
                 partial(push.snapshot, ask.from_position, limits.max_chunk_tokens, limits.max_chunk_bytes,
-                        ask.live_from),
+                        ask.live_from, in_chunks=ask.in_chunks),
                 after=session.key,
             )  # fmt: skip
             await send_paced(channel, steps, ask.route_version, is_wanted=lambda: False not in session.wanted_replays)
@@ -179,7 +179,7 @@ class Routes:
         limits = self._limits
         steps = await self._executor.call(
             partial(session.push.copy, ask.from_position or 0, limits.max_chunk_tokens, limits.max_chunk_bytes,
-                    ask.live_from),
+                    ask.live_from, in_chunks=ask.in_chunks),
             after=session.key,
         )  # fmt: skip
         await send_paced(channel, steps, ask.route_version, is_wanted=lambda: True not in session.wanted_replays)

@@ -21,7 +21,7 @@ class SpanFacts:
     needs_token_ids: bool = False
     can_trim: bool = True
     prefill_in_chunks: bool = True
-    """False: a prompt must come in one step, this family's state is not exact in chunks."""
+    """False: a prompt must come in one step, then single positions; this family's state is not exact in chunks."""
 
 
 class SessionCache(Protocol):

@@ -7,7 +7,7 @@ touches a tensor's bytes. One session is one row of this table:
     step_no == last + 1, all checks pass    Compute                    position, rows and last_step_no move
     step_no <= last, kept                   AnswerFromJournal          unchanged (the newest few are kept)
     step_no <= last, no longer kept         Refuse(JournalGap)         unchanged
-    step_no >  last + 1                     Refuse(OutOfOrder)         unchanged
+    step_no >  last + 1                     Refuse(OutOfOrder)         unchanged; taken at position 0 by who has none
     same step_no, other content             Break                      the stream ends: the peer broke the rules
     replay, at the position held            Compute                    the same; step_no may jump ahead
     replay of what is held                  Ignore                     unchanged
@@ -49,6 +49,7 @@ class SessionState(msgspec.Struct, frozen=True):
     hidden_size: int
     needs_token_ids: bool = False
     can_trim: bool = True
+    prefill_in_chunks: bool = True
     last_step_no: int = -1
     position: int = 0
     rows: int = 0
@@ -117,7 +118,8 @@ def on_step(state: SessionState, step: Step) -> tuple[SessionState, Action]:
         return state, Wait()
     if step.replay:
         return _on_replay(state, step)
-    if step.step_no > state.last_step_no + 1:
+    is_first = state.last_step_no < 0 and step.position == 0  # after a trim to nothing: there is no history to lack
+    if step.step_no > state.last_step_no + 1 and not is_first:
         return state, _refuse(step, OutOfOrder(
             f"step {step.step_no} came after step {state.last_step_no}",
             value=str(step.step_no), bound=str(state.last_step_no + 1),
@@ -156,6 +158,7 @@ def _advance(state: SessionState, step: Step) -> tuple[SessionState, Action]:
         batch, new_tokens = _shape_of(state, step)
         held = _position_after_trim(state, step)
         _check_rows(state, step, batch)
+        _check_pieces(state, held, new_tokens)
         if held + new_tokens > state.max_tokens:
             raise Unsupported(
                 f"the step ends at position {held + new_tokens}, the session was opened for {state.max_tokens}",
@@ -219,6 +222,15 @@ def _position_after_trim(state: SessionState, step: Step) -> int:
             f"the step starts at position {step.position}, {held} are held", value=str(step.position), bound=str(held)
         )
     return held
+
+
+def _check_pieces(state: SessionState, held: int, new_tokens: int) -> None:
+    """The family's code would drop what it holds, and say nothing."""
+    if not state.prefill_in_chunks and held > 0 and new_tokens > 1:
+        raise Unsupported(
+            f"{new_tokens} positions in one step onto {held}; this model takes several only as the first",
+            value=str(new_tokens), bound="1",
+        )  # fmt: skip
 
 
 def _check_rows(state: SessionState, step: Step, batch: int) -> None:

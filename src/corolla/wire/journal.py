@@ -97,6 +97,10 @@ class Journal:
             self._nbytes -= self._recent.pop().hidden.nbytes
         self.last_step_no = min(self.last_step_no, from_step - 1)
 
+    def cut_back(self, step_no: int, num_tokens: int) -> None:
+        """This step's trim is more than the receiver's state can do: what is replayed before it ends at so many
+        positions. Here every trim has cut the history already."""
+
     def skip(self, num_tokens: int) -> None:
         """Positions up to here went another way: what was kept is no history any more."""
         self._recent.clear()
@@ -113,22 +117,26 @@ class Journal:
         """The newest steps, from this number on, as they were sent; those that are folded are not among them."""
         return [step for step in self._recent if step.step_no >= from_step]
 
-    def replay(self, from_position: int, max_tokens: int, max_bytes: int) -> Iterator[Step]:
-        """The history from this position on, in chunks of at most `max_tokens` positions × rows and `max_bytes`."""
+    def replay(self, from_position: int, max_tokens: int, max_bytes: int, *, in_chunks: bool = True) -> Iterator[Step]:
+        """The history from this position on, in chunks of at most `max_tokens` positions × rows and `max_bytes`.
+
+        Without `in_chunks`, one from position 0 and single positions after it: some families drop the state that they
+        hold when they take several onto it.
+        """
         position = self.first_position
         for segment in list(self._segments):
             start = max(from_position - position, 0)
             while start < segment.tokens:
-                chunk = _chunk(segment, start, max_tokens, max_bytes)
+                chunk = _chunk(segment, start, max_tokens, max_bytes) if in_chunks or position + start == 0 else 1
                 yield Step(
                     step_no=self._folded_step_no,
                     position=position + start,
                     left_padding=self._left_padding,
                     want="none",
                     replay=True,
-                    hidden=_cut(segment.hidden, segment.rows, start, chunk),
-                    position_ids=_cut_optional(segment.position_ids, segment.rows, start, chunk),
-                    token_ids=_cut_optional(segment.token_ids, segment.rows, start, chunk),
+                    hidden=cut(segment.hidden, segment.rows, start, chunk),
+                    position_ids=cut_optional(segment.position_ids, segment.rows, start, chunk),
+                    token_ids=cut_optional(segment.token_ids, segment.rows, start, chunk),
                 )
                 start += chunk
             position += segment.tokens
@@ -236,11 +244,12 @@ def _chunk(segment: _Segment, start: int, max_tokens: int, max_bytes: int) -> in
     return min(segment.tokens - start, max(most, 1))
 
 
-def _cut_optional(tensor: WireTensor | None, rows: list[int], start: int, tokens: int) -> WireTensor | None:
-    return None if tensor is None else _cut(tensor, rows, start, tokens)
+def cut_optional(tensor: WireTensor | None, rows: list[int], start: int, tokens: int) -> WireTensor | None:
+    return None if tensor is None else cut(tensor, rows, start, tokens)
 
 
-def _cut(tensor: WireTensor, rows: list[int], start: int, tokens: int) -> WireTensor:
+def cut(tensor: WireTensor, rows: list[int], start: int, tokens: int) -> WireTensor:
+    """So many positions from `start` on, of these rows in this order."""
     if start == 0 and tokens == tensor.shape[1] and rows == list(range(tensor.shape[0])):
         return tensor
     parts = [_slice(tensor, row, start, tokens) for row in rows]

@@ -103,7 +103,8 @@ class Opened(Message, tag="opened", frozen=True, kw_only=True):
     window_bytes: Count
     """Most bytes that may be sent ahead of their answers."""
     prefill_in_chunks: bool = True
-    """False: a prompt must come in one step; this family's state is not exact in chunks."""
+    """False: a prompt must come in one step, and only single positions after it; this family's state is not exact in
+    chunks."""
     needs_token_ids: bool = False
 
 
@@ -193,6 +194,9 @@ class Replay(Message, tag="replay", frozen=True, kw_only=True):
     """Those before this number are marked `replay`: their answers have come."""
     to: PeerName | None = None
     """Send it beside the route, to this peer, which stands by; nothing is held back. None: to `next`."""
+    in_chunks: bool = True
+    """False: the history goes in one step onto nothing, and in single positions onto what is held already. Who asks
+    knows it from `Opened`; the one that sends may host blocks of another kind."""
 
 
 class HopLost(Message, tag="hop_lost", frozen=True, kw_only=True):
