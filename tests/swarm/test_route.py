@@ -13,9 +13,10 @@ import pytest
 
 from corolla.errors import MissingBlocks
 from corolla.ids import Fingerprint, PeerId
-from corolla.swarm.announcement import Announcement
+from corolla.swarm.announcement import UNREACHABLE_RTT_S, Announcement
 from corolla.swarm.chain import price_route
 from corolla.swarm.cost import CostModel, between_s, block_s, entry_s, one_way_s
+from corolla.swarm.peers import LINK_PENALTY_S
 from corolla.swarm.route import Route, RouteHop, find_route, find_routes, leave_probability
 from corolla.swarm.view import ServerView, View
 
@@ -482,6 +483,40 @@ def test_batch_work_avoids_what_does_not_answer_leaves_or_is_full_while_others_c
     ]
     assert shares([good, *doubtful], 50) == {"good": 1.0}
     assert shares(doubtful[:1], 5) == {"silent": 1.0}
+
+
+def test_a_doubtful_server_that_one_block_needs_brings_back_only_those_that_host_it() -> None:
+    good = server("good", 0, 3)
+    silent = [server("silent 1", 0, 4, float("inf")), server("silent 2", 3, 4, float("inf"), decode_tokens_per_s=1e13)]
+    elsewhere = [
+        server("silent 3", 0, 3, float("inf")), server("leaving", 0, 3, state="draining"),
+        server("full", 0, 3, free_cache_tokens=0),
+    ]  # fmt: skip
+    assert set(shares([good, *silent, *elsewhere], 200)) == {"good", "silent 1"}
+    full = server("full", 3, 4, free_cache_tokens=0)
+    assert shares([good, full, *silent, *elsewhere[:2]], 50, hop=1) == {"full": 1.0}
+
+
+def test_batch_work_takes_no_link_that_is_announced_as_unreachable_or_failed_lately() -> None:
+    a, b = server("A", 0, 2, next_rtts={"C": UNREACHABLE_RTT_S}), server("B", 0, 2)
+    view = View.of([a, b, server("C", 2, 4), server("D", 2, 4)])
+    lately = {(PeerId("B"), PeerId("D")): LINK_PENALTY_S / 2, (PeerId("A"), PeerId("D")): LINK_PENALTY_S / 4}
+    assert links_taken(replace(view, link_penalties_s=lately)) == {("A", "D"), ("B", "C")}
+
+
+def test_batch_work_over_barred_links_alone_takes_the_cheapest_chain() -> None:
+    a, b = server("A", 0, 2, next_rtts={"C": UNREACHABLE_RTT_S}), server("B", 0, 2)
+    failed = {(PeerId("B"), PeerId("C")): LINK_PENALTY_S}
+    view = replace(View.of([a, b, server("C", 2, 4)]), link_penalties_s=failed)
+    assert links_taken(view) == {("B", "C")}
+
+
+def links_taken(view: View) -> set[tuple[PeerId, ...]]:
+    rng = random.Random(6)
+    found = (
+        find_route(view, 4, CostModel(), tokens_needed=100, rng=rng, mode="max_throughput").hops for _ in range(100)
+    )
+    return {tuple(hop.peer for hop in hops) for hops in found}
 
 
 # Speed, in CPU time: a busy machine is slow, not wrong.

@@ -42,7 +42,7 @@ def find_route(
     blocks = range(blocks) if isinstance(blocks, int) else blocks
     servers = _usable(view, blocks)
     if mode == "max_throughput":
-        chain = choose_by_flow(servers, blocks, cost, tokens_needed=tokens_needed, rng=rng)
+        chain = choose_by_flow(view, servers, blocks, cost, tokens_needed=tokens_needed, rng=rng)
         price = price_route(view, (hops := _hops(chain)), cost, tokens_needed=tokens_needed)
         assert price is not None, "a chain of usable servers has a price"
         return Route(hops, price.total_s)
