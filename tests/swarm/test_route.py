@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import pytest
@@ -17,9 +17,10 @@ from corolla.swarm.announcement import UNREACHABLE_RTT_S, Announcement
 from corolla.swarm.chain import price_route
 from corolla.swarm.cost import CostModel, between_s, block_s, entry_s, one_way_s
 from corolla.swarm.peers import LINK_PENALTY_S
-from corolla.swarm.route import Route, RouteHop, find_route, find_routes, leave_probability
+from corolla.swarm.route import Mode, Route, RouteHop, find_route, find_routes, leave_probability
 from corolla.swarm.view import ServerView, View
 
+MODES: tuple[Mode, ...] = get_args(Mode)
 NO_COMPUTE = 1e12
 EXACT = CostModel(hop_overhead_s=0.018, near_tie=0.0)
 """The predecessor's constants, and always the very best."""
@@ -235,6 +236,19 @@ def test_near_ties_are_broken_at_random_and_nothing_else_is() -> None:
     )
     assert set(taken) == {"A", "B"}
     assert min(taken.values()) > 400
+
+
+def test_near_ties_are_broken_at_random_without_a_word_on_chance_and_never_alike_for_all() -> None:
+    view = View.of([server("A", 0, 4), server("B", 0, 4)])
+    seeded_alike: list[list[PeerId]] = []
+    for _ in range(2):
+        random.seed(1)
+        taken = [
+            find_route(view, range(4), CostModel(), tokens_needed=1, mode=mode).hops[0].peer for mode in MODES * 64
+        ]
+        seeded_alike.append(taken)
+    assert seeded_alike[0] != seeded_alike[1]
+    assert set(seeded_alike[0][::2]) == set(seeded_alike[0][1::2]) == {"A", "B"}
 
 
 def test_near_ties_in_the_middle_of_a_chain_are_broken_too() -> None:

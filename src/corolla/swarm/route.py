@@ -7,7 +7,7 @@ servers may be used is said by the view: `view.without(…)`, `view.only(…)`, 
 import random
 from collections.abc import Sequence
 from itertools import accumulate, islice
-from typing import Literal
+from typing import Final, Literal
 
 from corolla.errors import MissingBlocks
 from corolla.swarm.chain import Route as Route
@@ -20,6 +20,8 @@ from corolla.swarm.view import ServerView, View
 
 Mode = Literal["min_latency", "max_throughput"]
 """Seconds of one step, for people who wait; or tokens a second over many requests, for batch work."""
+CHANCE: Final = random.SystemRandom()
+"""Falls otherwise for each caller, in forked processes too: no two clients break the same ties alike."""
 
 
 def find_route(
@@ -28,8 +30,8 @@ def find_route(
     cost: CostModel,
     *,
     tokens_needed: int,
-    rng: random.Random,
     mode: Mode = "min_latency",
+    rng: random.Random = CHANCE,
     current: Route | None = None,
 ) -> Route:
     """The cheapest route over `blocks` (a number: all blocks of a model of that many), near ties broken at random.
