@@ -537,7 +537,7 @@ def links_taken(view: View) -> set[tuple[PeerId, ...]]:
 
 
 def chained_view(num_servers: int, num_blocks: int, rng: random.Random) -> View:
-    """Random spans over the whole model; each server has measured eight that may follow."""
+    """Random spans over the whole model; each server has measured eight that may follow and eight that come before."""
     starts = [rng.randrange(num_blocks) if number > 40 else 4 * number % num_blocks for number in range(num_servers)]
     spans = {
         PeerId(f"peer{number}"): (start, min(start + rng.randrange(4, 24), num_blocks))
@@ -547,8 +547,11 @@ def chained_view(num_servers: int, num_blocks: int, rng: random.Random) -> View:
     for peer, (start, end) in spans.items():
         following = [other for other, (first, last) in spans.items() if first <= end < last]
         near = {str(other): rng.random() / 5 for other in rng.sample(following, min(8, len(following)))}
-        servers.append(server(peer, start, end, rng.random() / 10, next_rtts=near, num_blocks=num_blocks))
-    return View.of(servers)
+        before = [other for other, (_, last) in spans.items() if start <= last < end]
+        seen = {str(other): int(10 ** rng.uniform(6, 8)) for other in rng.sample(before, min(8, len(before)))}
+        servers.append(server(peer, start, end, rng.random() / 10, next_rtts=near, inflows=seen, num_blocks=num_blocks))
+    failed = {(rng.choice(servers).peer, rng.choice(servers).peer): rng.random() for _ in range(num_servers // 10)}
+    return replace(View.of(servers), link_penalties_s=failed)
 
 
 @pytest.mark.parametrize(("num_servers", "num_blocks", "limit_s"), [(20, 80, 0.001), (1000, 126, 0.050)])
