@@ -1,7 +1,8 @@
 """The best chain of servers over a range of blocks: pure, in seconds, near ties at random.
 
-`find_route` is what a session asks; `find_routes` gives the k best (failover, hedging, `corolla route`). Which
-servers may be used is said by the view: `view.without(…)`, `view.only(…)`, and `peers.py` for bans.
+`find_route` is what a session asks, for failover too: without the servers that it lost. `find_routes` gives the k best
+(the runner-up in `corolla route` and in traces; for hedging). Which servers may be used is said by the view:
+`view.without(…)`, `view.only(…)`, and `peers.py` for bans.
 """
 
 import random
