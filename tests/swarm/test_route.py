@@ -6,19 +6,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import pytest
 
 from corolla.errors import MissingBlocks
 from corolla.ids import Fingerprint, PeerId
-from corolla.swarm.announcement import Announcement
+from corolla.swarm.announcement import UNREACHABLE_RTT_S, Announcement
 from corolla.swarm.chain import price_route
 from corolla.swarm.cost import CostModel, between_s, block_s, entry_s, one_way_s
-from corolla.swarm.route import Route, RouteHop, find_route, find_routes, leave_probability
+from corolla.swarm.peers import LINK_PENALTY_S
+from corolla.swarm.route import Mode, Route, RouteHop, find_route, find_routes, leave_probability
 from corolla.swarm.view import ServerView, View
 
+MODES: tuple[Mode, ...] = get_args(Mode)
 NO_COMPUTE = 1e12
 EXACT = CostModel(hop_overhead_s=0.018, near_tie=0.0)
 """The predecessor's constants, and always the very best."""
@@ -242,6 +244,19 @@ def test_near_ties_are_broken_at_random_and_nothing_else_is() -> None:
     assert min(taken.values()) > 400
 
 
+def test_near_ties_are_broken_at_random_without_a_word_on_chance_and_never_alike_for_all() -> None:
+    view = View.of([server("A", 0, 4), server("B", 0, 4)])
+    seeded_alike: list[list[PeerId]] = []
+    for _ in range(2):
+        random.seed(1)
+        taken = [
+            find_route(view, range(4), CostModel(), tokens_needed=1, mode=mode).hops[0].peer for mode in MODES * 64
+        ]
+        seeded_alike.append(taken)
+    assert seeded_alike[0] != seeded_alike[1]
+    assert set(seeded_alike[0][::2]) == set(seeded_alike[0][1::2]) == {"A", "B"}
+
+
 def test_near_ties_in_the_middle_of_a_chain_are_broken_too() -> None:
     spans = {"A": (0, 2), "B1": (2, 4), "B2": (2, 4), "C": (4, 6)}
     view = View.of([server(name, start, end, num_blocks=6) for name, (start, end) in spans.items()])
@@ -307,23 +322,27 @@ def all_costs(view: View, num_blocks: int, cost: CostModel = EXACT) -> dict[tupl
     }
 
 
-def test_the_route_is_as_cheap_as_the_best_of_all_chains() -> None:
+def test_the_route_is_as_cheap_as_the_best_of_all_chains_in_a_thousand_swarms_that_have_one() -> None:
     rng = random.Random(2)
-    num_routed = 0
-    for _ in range(1000):
+    num_routed = num_chosen = num_missing = 0
+    while num_routed < 1000:
         view, num_blocks = random_swarm(rng)
         costs = all_costs(view, num_blocks)
         if not costs:
-            with pytest.raises(MissingBlocks):
+            with pytest.raises(MissingBlocks) as missing:
                 find_route(view, num_blocks, EXACT, tokens_needed=100, rng=rng)
+            assert missing.value.blocks == view.missing_blocks
+            num_missing += 1
             continue
         num_routed += 1
+        num_chosen += len(costs) > 1
         best = find_route(view, num_blocks, EXACT, tokens_needed=100, rng=rng)
         assert best.cost_s == pytest.approx(min(costs.values()))
         near = find_route(view, num_blocks, replace(EXACT, near_tie=0.05), tokens_needed=100, rng=rng)
         assert near.cost_s == pytest.approx(costs[near.hops])
         assert near.cost_s <= 1.05 * min(costs.values()) + 1e-6
-    assert num_routed > 400
+    assert num_chosen > 600
+    assert num_missing > 600
 
 
 def test_the_route_of_a_long_prompt_is_as_cheap_as_the_best_of_all_chains_too() -> None:
@@ -490,11 +509,45 @@ def test_batch_work_avoids_what_does_not_answer_leaves_or_is_full_while_others_c
     assert shares(doubtful[:1], 5) == {"silent": 1.0}
 
 
+def test_a_doubtful_server_that_one_block_needs_brings_back_only_those_that_host_it() -> None:
+    good = server("good", 0, 3)
+    silent = [server("silent 1", 0, 4, float("inf")), server("silent 2", 3, 4, float("inf"), decode_tokens_per_s=1e13)]
+    elsewhere = [
+        server("silent 3", 0, 3, float("inf")), server("leaving", 0, 3, state="draining"),
+        server("full", 0, 3, free_cache_tokens=0),
+    ]  # fmt: skip
+    assert set(shares([good, *silent, *elsewhere], 200)) == {"good", "silent 1"}
+    full = server("full", 3, 4, free_cache_tokens=0)
+    assert shares([good, full, *silent, *elsewhere[:2]], 50, hop=1) == {"full": 1.0}
+
+
+def test_batch_work_takes_no_link_that_is_announced_as_unreachable_or_failed_lately() -> None:
+    a, b = server("A", 0, 2, next_rtts={"C": UNREACHABLE_RTT_S}), server("B", 0, 2)
+    view = View.of([a, b, server("C", 2, 4), server("D", 2, 4)])
+    lately = {(PeerId("B"), PeerId("D")): LINK_PENALTY_S / 2, (PeerId("A"), PeerId("D")): LINK_PENALTY_S / 4}
+    assert links_taken(replace(view, link_penalties_s=lately)) == {("A", "D"), ("B", "C")}
+
+
+def test_batch_work_over_barred_links_alone_takes_the_cheapest_chain() -> None:
+    a, b = server("A", 0, 2, next_rtts={"C": UNREACHABLE_RTT_S}), server("B", 0, 2)
+    failed = {(PeerId("B"), PeerId("C")): LINK_PENALTY_S}
+    view = replace(View.of([a, b, server("C", 2, 4)]), link_penalties_s=failed)
+    assert links_taken(view) == {("B", "C")}
+
+
+def links_taken(view: View) -> set[tuple[PeerId, ...]]:
+    rng = random.Random(6)
+    found = (
+        find_route(view, 4, CostModel(), tokens_needed=100, rng=rng, mode="max_throughput").hops for _ in range(100)
+    )
+    return {tuple(hop.peer for hop in hops) for hops in found}
+
+
 # Speed, in CPU time: a busy machine is slow, not wrong.
 
 
 def chained_view(num_servers: int, num_blocks: int, rng: random.Random) -> View:
-    """Random spans over the whole model; each server has measured eight that may follow."""
+    """Random spans over the whole model; each server has measured eight that may follow and eight that come before."""
     starts = [rng.randrange(num_blocks) if number > 40 else 4 * number % num_blocks for number in range(num_servers)]
     spans = {
         PeerId(f"peer{number}"): (start, min(start + rng.randrange(4, 24), num_blocks))
@@ -504,8 +557,11 @@ def chained_view(num_servers: int, num_blocks: int, rng: random.Random) -> View:
     for peer, (start, end) in spans.items():
         following = [other for other, (first, last) in spans.items() if first <= end < last]
         near = {str(other): rng.random() / 5 for other in rng.sample(following, min(8, len(following)))}
-        servers.append(server(peer, start, end, rng.random() / 10, next_rtts=near, num_blocks=num_blocks))
-    return View.of(servers)
+        before = [other for other, (_, last) in spans.items() if start <= last < end]
+        seen = {str(other): int(10 ** rng.uniform(6, 8)) for other in rng.sample(before, min(8, len(before)))}
+        servers.append(server(peer, start, end, rng.random() / 10, next_rtts=near, inflows=seen, num_blocks=num_blocks))
+    failed = {(rng.choice(servers).peer, rng.choice(servers).peer): rng.random() for _ in range(num_servers // 10)}
+    return replace(View.of(servers), link_penalties_s=failed)
 
 
 @pytest.mark.parametrize(("num_servers", "num_blocks", "limit_s"), [(20, 80, 0.001), (1000, 126, 0.050)])

@@ -23,7 +23,7 @@ from corolla.swarm.announcement import MODELS_KEY, ModelEntry
 from corolla.swarm.bans import BanRules
 from corolla.swarm.cost import CostModel
 from corolla.swarm.peers import PeerBook
-from corolla.swarm.route import Mode, Route, find_route, find_routes
+from corolla.swarm.route import Mode, Route, find_route
 from corolla.swarm.rtt import pick_to_sample
 from corolla.swarm.view import View
 from corolla.swarm.watch import Watcher, list_models
@@ -122,14 +122,6 @@ class Router:
             self._explain_if_quantized(missing)
             await self._explain_by_other_models(missing)
             raise
-
-    async def find_routes(
-        self, *, tokens_needed: int, count: int, without: frozenset[PeerId] = frozenset()
-    ) -> list[Route]:
-        """The best chains, the cheapest first: a hedge or a substitute beside the one in use. Raises MissingBlocks."""
-        await self._be_fresh()
-        view = self.usable_view(without)
-        return find_routes(view, self.model.num_blocks, self._cost, tokens_needed=tokens_needed, count=count)
 
     def find_part(
         self,

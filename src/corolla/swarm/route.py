@@ -1,13 +1,14 @@
 """The best chain of servers over a range of blocks: pure, in seconds, near ties at random.
 
-`find_route` is what a session asks; `find_routes` gives the k best (failover, hedging, `corolla route`). Which
-servers may be used is said by the view: `view.without(…)`, `view.only(…)`, and `peers.py` for bans.
+`find_route` is what a session asks, for failover too: without the servers that it lost. `find_routes` gives the k best
+(the runner-up in `corolla route` and in traces; for hedging). Which servers may be used is said by the view:
+`view.without(…)`, `view.only(…)`, and `peers.py` for bans.
 """
 
 import random
 from collections.abc import Sequence
 from itertools import accumulate, islice
-from typing import Literal
+from typing import Final, Literal
 
 from corolla.errors import MissingBlocks
 from corolla.swarm.chain import Route as Route
@@ -20,6 +21,8 @@ from corolla.swarm.view import ServerView, View
 
 Mode = Literal["min_latency", "max_throughput"]
 """Seconds of one step, for people who wait; or tokens a second over many requests, for batch work."""
+CHANCE: Final = random.SystemRandom()
+"""Falls otherwise for each caller, in forked processes too: no two clients break the same ties alike."""
 
 
 def find_route(
@@ -28,8 +31,8 @@ def find_route(
     cost: CostModel,
     *,
     tokens_needed: int,
-    rng: random.Random,
     mode: Mode = "min_latency",
+    rng: random.Random = CHANCE,
     current: Route | None = None,
 ) -> Route:
     """The cheapest route over `blocks` (a number: all blocks of a model of that many), near ties broken at random.
@@ -42,7 +45,7 @@ def find_route(
     blocks = range(blocks) if isinstance(blocks, int) else blocks
     servers = _usable(view, blocks)
     if mode == "max_throughput":
-        chain = choose_by_flow(servers, blocks, cost, tokens_needed=tokens_needed, rng=rng)
+        chain = choose_by_flow(view, servers, blocks, cost, tokens_needed=tokens_needed, rng=rng)
         price = price_route(view, (hops := _hops(chain)), cost, tokens_needed=tokens_needed)
         assert price is not None, "a chain of usable servers has a price"
         return Route(hops, price.total_s)
