@@ -33,10 +33,13 @@ MAX_REPORTED_PEERS = 1000
 class Watcher:
     """Reads the announcements of one model into `view`."""
 
-    def __init__(self, transport: Transport, fingerprint: Fingerprint) -> None:
+    def __init__(self, transport: Transport, fingerprint: Fingerprint, *, num_blocks: int | None = None) -> None:
+        """`num_blocks`: of the model, for whoever has its files. Else most servers' word counts, and identities cost
+        nothing: a crowd that announces another depth would hide every real server."""
         self._transport = transport
         self._fingerprint = fingerprint
-        self._view = View(0)
+        self._num_blocks = num_blocks
+        self._view = View(num_blocks or 0)
         self._rejected: Counter[str] = Counter()
         self._read_at: float | None = None
         self._announced_at: dict[PeerId, float] = {}
@@ -57,8 +60,9 @@ class Watcher:
         keys = announcement_keys(self._fingerprint)
         found = await asyncio.gather(*(self._transport.records.get(key) for key in keys))
         servers = [server for records in found for record in records if (server := self._read(record)) is not None]
-        view = View.of(_newest(servers))
-        self._count_rejected("another number of blocks", len(servers) - len(view.servers))
+        newest = list(_newest(servers))
+        view = View.of(newest, num_blocks=self._num_blocks)
+        self._count_rejected("another number of blocks", len(newest) - len(view.servers))
         if not any(found) and (still := self._view.alive(self._transport.wall_time())).servers:
             log.info("no records found; the last view stands until it expires", extra={"num": len(still.servers)})
             self._view = still
