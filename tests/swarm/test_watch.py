@@ -179,6 +179,51 @@ def test_a_reading_that_fails_costs_no_server_that_has_not_expired() -> None:
     run_virtual(scenario())
 
 
+def test_one_key_of_several_that_cannot_be_read_costs_no_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = set[str]()
+
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a") as a, network.transport("b") as b:
+            await join_all(boot, a, b)
+            read, watcher = boot.records.get, Watcher(boot, FINGERPRINT)
+
+            async def get(key: str) -> list[Record]:
+                """As hivemind's does: what nobody answers in time is empty. What we publish, we hold."""
+                return [found for found in await read(key) if key not in failing or found.peer == boot.peer]
+
+            monkeypatch.setattr(boot.records, "get", get)
+            keys = announcement_keys(FINGERPRINT)
+            for server, key in ((a, keys[0]), (b, keys[1]), (boot, keys[1])):
+                said = announcement(0, 4, announced_at=server.wall_time())
+                assert await server.records.put(key, said.encode(), 120)
+            everybody = {a.peer, b.peer, boot.peer}
+            assert set((await watcher.refresh()).servers) == everybody
+            for key in keys[:2]:
+                failing.add(key)
+                await asyncio.sleep(10)
+                for server, own in ((a, keys[0]), (b, keys[1])):  # published before the reading that fails
+                    said = announcement(0, 3, announced_at=server.wall_time())
+                    assert await server.records.put(own, said.encode(), 120)
+                await asyncio.sleep(10)
+                assert set((await watcher.refresh()).servers) == everybody
+                failing.clear()
+                assert set((await watcher.refresh()).servers) == everybody
+                assert watcher.view.servers[b.peer].end == 3
+            left = msgspec.structs.replace(announcement(0, 4), state="left")
+            await a.records.put(keys[0], left.encode(), 180)
+            failing.add(keys[1])
+            assert set((await watcher.refresh()).servers) == {b.peer, boot.peer}
+            await asyncio.sleep(121)
+            assert not (await watcher.refresh()).servers
+
+    with caplog.at_level(logging.WARNING, "corolla.swarm.watch"):
+        run_virtual(scenario())
+    assert not caplog.records  # whoever could not be read has no clock that is off
+
+
 def test_a_server_that_left_is_gone_even_when_it_was_the_only_one() -> None:
     async def scenario() -> None:
         network = MemoryNetwork(random.Random(0))

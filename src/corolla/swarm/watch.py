@@ -1,14 +1,15 @@
 """Keeps a view of one model's servers fresh, from the records that they publish. One bad record costs only itself.
 
-Nor does a reading that fails cost the view: while not one record is found, not even of a server that has left,
-those servers whose announcements have not expired stay in it. Which bootstrap peer is there does not matter: records
-lie with all peers, and the transport rejoins by itself.
+Nor does a reading that fails cost the view. A record gives way only to one that expires later, never to nothing: so a
+key under which nothing is found, not even of a server that has left, was not read, whatever the network calls it, and
+its servers stay until their announcements expire. Which bootstrap peer is there does not matter: records lie with all
+peers, and the transport rejoins by itself.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from corolla.clock import loop_time
 from corolla.ids import Fingerprint, PeerId, short
@@ -40,6 +41,8 @@ class Watcher:
         self._fingerprint = fingerprint
         self._num_blocks = num_blocks
         self._view = View(num_blocks or 0)
+        self._under: dict[str, list[ServerView]] = {}
+        """What each key had when it was last read."""
         self._rejected: Counter[str] = Counter()
         self._read_at: float | None = None
         self._announced_at: dict[PeerId, float] = {}
@@ -59,15 +62,19 @@ class Watcher:
         """Read the swarm's announcements now. Bounded by the records' own bound; never raises for what peers say."""
         keys = announcement_keys(self._fingerprint)
         found = await asyncio.gather(*(self._transport.records.get(key) for key in keys))
-        servers = [server for records in found for record in records if (server := self._read(record)) is not None]
-        newest = list(_newest(servers))
+        num_unread = 0
+        for key, records in zip(keys, found, strict=True):
+            unread = self._unread(key, records)
+            self._under[key] = unread + [server for record in records if (server := self._read(record)) is not None]
+            num_unread += len(unread)
+        newest = list(_newest(server for servers in self._under.values() for server in servers))
         view = View.of(newest, num_blocks=self._num_blocks)
         self._count_rejected("another number of blocks", len(newest) - len(view.servers))
-        if not any(found) and (still := self._view.alive(self._transport.wall_time())).servers:
-            log.info("no records found; the last view stands until it expires", extra={"num": len(still.servers)})
-            self._view = still
-            return still
         self._report_skews(view)
+        if num_unread:
+            log.info("a key was not read; its servers stay until they expire", extra={"num": num_unread})
+        else:
+            self._read_at = loop_time()
         self._view = view
         return view
 
@@ -76,6 +83,14 @@ class Watcher:
         while True:
             await self.refresh()
             await asyncio.sleep(period_s)
+
+    def _unread(self, key: str, records: Sequence[Record]) -> list[ServerView]:
+        """The living servers of a key that has only our own record, or none: nobody else has answered."""
+        peers = {record.peer for record in records}
+        if peers - {self._transport.peer}:
+            return []
+        now = self._transport.wall_time()
+        return [server for server in self._under.get(key, ()) if server.expires_at > now and server.peer not in peers]
 
     def _read(self, record: Record) -> ServerView | None:
         try:
@@ -96,7 +111,7 @@ class Watcher:
             log.debug("announcements rejected", extra={"reason": reason, "times": times})
 
     def _report_skews(self, view: View) -> None:
-        """Compare each new announcement's date with our clock: it was published between our last reading and now."""
+        """Compare each new announcement's date with our clock: it was published between our last whole reading and now."""
         now = self._transport.wall_time()
         since_s = None if self._read_at is None else loop_time() - self._read_at
         for peer, server in view.servers.items():
@@ -106,7 +121,6 @@ class Watcher:
                 ahead_s = clock_ahead_s(announced_at, now, since_s if known_at is not None else None)
                 self._report_skew(peer, ahead_s)
         self._announced_at = {peer: server.announcement.announced_at for peer, server in view.servers.items()}
-        self._read_at = loop_time()
 
     def _report_skew(self, peer: PeerId, ahead_s: float) -> None:
         if abs(ahead_s) < REPORTED_SKEW_S or peer in self._reported_skew:
