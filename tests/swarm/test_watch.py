@@ -6,17 +6,20 @@ import random
 
 import msgspec
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 
 from corolla.ids import Fingerprint, PeerId
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork
 from corolla.net.memory.transport import MemoryTransport
-from corolla.net.records import Record
+from corolla.net.records import CLOCK_SKEW_S, Record
 from corolla.swarm.announcement import Announcement, ModelEntry, announcement_keys
 from corolla.swarm.watch import Watcher, clock_ahead_s, list_models
 
 FINGERPRINT = Fingerprint("0123456789abcdef" * 2)
 KEY = announcement_keys(FINGERPRINT)[0]  # readers look under every key for every peer
+TEN_YEARS_S = 10 * 365 * 86_400.0
 
 
 def announcement(start: int, end: int, *, num_blocks: int = 4, announced_at: float = 0.0) -> Announcement:
@@ -130,6 +133,43 @@ def test_a_clock_that_is_off_is_reported_once_and_a_right_one_never(caplog: pyte
     assert len(caplog.records) == 2
     assert 35 <= reported[peers["ahead"]] <= 50
     assert -50 <= reported[peers["behind"]] <= -20
+
+
+@given(ahead_s=st.floats(-1e9, 1e11) | st.sampled_from([CLOCK_SKEW_S + 1, 3600.0, TEN_YEARS_S]))
+@example(ahead_s=CLOCK_SKEW_S - 1)
+@example(ahead_s=TEN_YEARS_S)
+@settings(max_examples=20, deadline=None)
+def test_an_announcement_from_the_future_is_dropped_and_counted_beyond_what_clocks_may_differ(ahead_s: float) -> None:
+    assume(abs(ahead_s - CLOCK_SKEW_S) > 0.9)  # reading takes a while
+
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a") as a:
+            await join_all(boot, a)
+            watcher = Watcher(boot, FINGERPRINT)
+            said = announcement(0, 4, announced_at=min(1e11, max(0.0, a.wall_time() + ahead_s)))
+            assert await a.records.put(KEY, said.encode(), 180)
+            is_tolerated = said.announced_at - boot.wall_time() < CLOCK_SKEW_S
+            assert set((await watcher.refresh()).servers) == ({a.peer} if is_tolerated else set())
+            assert watcher.rejected == ({} if is_tolerated else {"dated in the future": 1})
+
+    run_virtual(scenario())
+
+
+def test_a_clock_that_is_too_far_ahead_is_named_when_its_server_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a", clock_skew_s=90) as a:
+            await join_all(boot, a)
+            watcher = Watcher(boot, FINGERPRINT)
+            assert await a.records.put(KEY, announcement(0, 4, announced_at=a.wall_time()).encode(), 180)
+            for _ in range(2):
+                assert not (await watcher.refresh()).servers
+
+    with caplog.at_level(logging.WARNING, "corolla.swarm.watch"):
+        run_virtual(scenario())
+    [record] = caplog.records
+    assert record.__dict__["ahead_s"] == pytest.approx(90, abs=1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from corolla.clock import loop_time
 from corolla.ids import Fingerprint, PeerId, short
-from corolla.net.records import Record
+from corolla.net.records import CLOCK_SKEW_S, Record
 from corolla.net.streams import Transport
 from corolla.swarm.announcement import (
     AnnouncementRejected,
@@ -101,6 +101,10 @@ class Watcher:
         if said.fingerprint != self._fingerprint:
             self._count_rejected("another model's announcement", 1)
             return None
+        if (ahead_s := said.announced_at - self._transport.wall_time()) > CLOCK_SKEW_S:
+            self._count_rejected("dated in the future", 1)
+            self._report_skew(record.peer, ahead_s)
+            return None
         if said.state == "left":
             return None
         return ServerView(record.peer, said, record.expires_at)
@@ -111,7 +115,7 @@ class Watcher:
             log.debug("announcements rejected", extra={"reason": reason, "times": times})
 
     def _report_skews(self, view: View) -> None:
-        """Compare each new announcement's date with our clock: it was published between our last whole reading and now."""
+        """Compare each new announcement's date with our clock: it was published since our last whole reading."""
         now = self._transport.wall_time()
         since_s = None if self._read_at is None else loop_time() - self._read_at
         for peer, server in view.servers.items():
@@ -128,7 +132,7 @@ class Watcher:
         if len(self._reported_skew) < MAX_REPORTED_PEERS:
             self._reported_skew.add(peer)
             log.warning(
-                "a server's clock differs from ours; up to a minute does no harm",
+                "a server's clock differs from ours; up to a minute does no harm, one further ahead is left out",
                 extra={"peer": short(peer), "ahead_s": round(ahead_s, 1)},
             )
 
