@@ -65,6 +65,7 @@ async def serve_span(
         may_dial=Neighbours(watcher).may_dial, speed=(served.decode_tokens_per_s, served.prefill_tokens_per_s),
         listed=config.listed,
     )  # fmt: skip
+    handler.counters.announcements_rejected = watcher.rejected
     followers = Followers(
         transport, watcher, lambda: range(handler.runner.facts.start, handler.runner.facts.end), rng=rng
     )

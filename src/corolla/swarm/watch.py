@@ -43,7 +43,10 @@ class Watcher:
         self._view = View(num_blocks or 0)
         self._under: dict[str, list[ServerView]] = {}
         """What each key had when it was last read."""
-        self._rejected: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
+        """How many records were dropped since the start, by reason; one that is still there, at each reading."""
+        self.rejected_last: Counter[str] = Counter()
+        """The same of the last reading alone."""
         self._read_at: float | None = None
         self._announced_at: dict[PeerId, float] = {}
         self._reported_skew: set[PeerId] = set()
@@ -53,16 +56,11 @@ class Watcher:
         """As last read; without servers before the first reading."""
         return self._view
 
-    @property
-    def rejected(self) -> Counter[str]:
-        """How many records were dropped since the start, by reason."""
-        return self._rejected.copy()
-
     async def refresh(self) -> View:
         """Read the swarm's announcements now. Bounded by the records' own bound; never raises for what peers say."""
         keys = announcement_keys(self._fingerprint)
         found = await asyncio.gather(*(self._transport.records.get(key) for key in keys))
-        num_unread = 0
+        before, num_unread = self.rejected.copy(), 0
         for key, records in zip(keys, found, strict=True):
             unread = self._unread(key, records)
             self._under[key] = unread + [server for record in records if (server := self._read(record)) is not None]
@@ -70,6 +68,7 @@ class Watcher:
         newest = list(_newest(server for servers in self._under.values() for server in servers))
         view = View.of(newest, num_blocks=self._num_blocks)
         self._count_rejected("another number of blocks", len(newest) - len(view.servers))
+        self.rejected_last = self.rejected - before
         self._report_skews(view)
         if num_unread:
             log.info("a key was not read; its servers stay until they expire", extra={"num": num_unread})
@@ -111,7 +110,7 @@ class Watcher:
 
     def _count_rejected(self, reason: str, times: int) -> None:
         if times:
-            self._rejected[reason] += times
+            self.rejected[reason] += times
             log.debug("announcements rejected", extra={"reason": reason, "times": times})
 
     def _report_skews(self, view: View) -> None:
@@ -158,13 +157,18 @@ def clock_ahead_s(announced_at: float, now: float, unseen_s: float | None) -> fl
     return 0.0
 
 
-def list_models(records: Iterable[Record]) -> list[ModelEntry]:
-    """The models in these index records, each once, under the name that most of its servers use; sorted by name."""
+def list_models(records: Iterable[Record], rejected: Counter[str] | None = None) -> list[ModelEntry]:
+    """The models in these index records, each once, under the name that most of its servers use; sorted by name.
+
+    `rejected`: counts those that make no sense, by reason.
+    """
     votes: dict[Fingerprint, Counter[tuple[str, int]]] = {}
     for record in records:
         try:
             entry = decode_model_entry(record.value)
         except AnnouncementRejected as fault:
+            if rejected is not None:
+                rejected[str(fault)] += 1
             log.debug("index record rejected", extra={"reason": str(fault)})
             continue
         votes.setdefault(entry.fingerprint, Counter())[entry.name, entry.num_blocks] += 1

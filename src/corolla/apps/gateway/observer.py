@@ -109,7 +109,12 @@ class Observer:
         await self._ping_some(peers)
         silent = frozenset(peer for peer, times in self._failed_pings.items() if times >= FAILED_PINGS)
         models = tuple(
-            ModelStatus(entry, view.with_rtts(self._rtts), silent & view.servers.keys())
+            ModelStatus(
+                entry,
+                view.with_rtts(self._rtts),
+                silent & view.servers.keys(),
+                self._watchers[Fingerprint(entry.fingerprint)].rejected_last,
+            )
             for entry, view in zip(entries, views, strict=True)
         )
         await self._publish(models)
