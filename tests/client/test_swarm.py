@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +16,12 @@ from corolla.client.session import Session, StepInput
 from corolla.clock import loop_time
 from corolla.errors import BadInput, CacheFull, MissingBlocks, Overloaded, Unsupported
 from corolla.ids import Fingerprint
+from corolla.net.identity import ephemeral
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
+from corolla.net.records import sign_record
 from corolla.server.config import SessionLimits
+from corolla.swarm.announcement import announcement_key
 
 LATENCY_S = 0.02
 
@@ -67,6 +71,25 @@ def test_overlapping_spans_are_used_as_the_route_says() -> None:
         async with client.open_session(swarm.model, max_tokens=8) as session:
             assert [(hop.start, hop.end) for hop in session.route] == [(0, 5), (5, 8)]
             assert await feed(session, [7, 8]) == whole_model(8, [7, 8])
+
+    swarm_story()(story)
+
+
+def test_a_crowd_that_announces_another_depth_hides_no_server_from_those_who_have_the_model() -> None:
+    async def story(swarm: MemorySwarm) -> None:
+        await swarm.serve("front", "0:4")
+        mallory, client = await swarm.join("mallory"), await swarm.client("client")
+        front = (await client.router(swarm.model).refresh()).servers[swarm.handlers["front"].transport.peer]
+        for _ in range(100):
+            liar = ephemeral()
+            key = announcement_key(swarm.model.fingerprint, liar.peer)
+            value = msgspec.structs.replace(front.announcement, start=0, end=9, num_blocks=9).encode()
+            assert mallory.records.keep(key, liar.peer, sign_record(liar, key, value, mallory.wall_time() + 180))
+        await swarm.serve("back", "4:8")
+        async with client.open_session(swarm.model, max_tokens=8) as session:
+            assert await feed(session, [7, 8]) == whole_model(8, [7, 8])
+            await asyncio.sleep(10)  # the front looks up whether the back is announced, beside the work
+        assert swarm.handlers["front"].counters.links_down == 0
 
     swarm_story()(story)
 

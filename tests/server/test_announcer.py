@@ -14,7 +14,8 @@ from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork
 from corolla.net.memory.transport import MemoryTransport
 from corolla.server.announcer import LEAST_GAP_S, MAX_INDEXERS, Announcer, is_indexer, is_news
-from corolla.swarm.announcement import MODELS_KEY, Announcement
+from corolla.swarm.announcement import MAX_INFLOWS, MODELS_KEY, UNREACHABLE_RTT_S, Announcement
+from corolla.swarm.capacity import Inflows
 from corolla.swarm.view import ServerView, View
 from corolla.swarm.watch import Watcher, list_models
 
@@ -118,6 +119,41 @@ def test_news_is_what_others_would_choose_badly_by(change: dict[str, Any]) -> No
 )
 def test_small_changes_wait_for_the_period(change: dict[str, Any]) -> None:
     assert not is_news(SAID, saying(**change))
+
+
+def rtts(first_s: float) -> Announcement:
+    return saying(next_rtts={"first": first_s, "second": 0.02})
+
+
+def test_a_neighbour_that_vanishes_or_comes_back_is_news_and_one_that_is_somewhat_slower_is_not() -> None:
+    assert is_news(rtts(0.02), rtts(UNREACHABLE_RTT_S))
+    assert is_news(rtts(UNREACHABLE_RTT_S), rtts(0.02))
+    assert not is_news(rtts(0.02), rtts(0.03))
+    assert not is_news(rtts(UNREACHABLE_RTT_S), rtts(UNREACHABLE_RTT_S))
+
+
+def test_a_link_that_is_measured_first_or_changes_twofold_is_news() -> None:
+    assert is_news(SAID, saying(inflows={"before": 100}))
+    assert is_news(saying(inflows={"before": 100}), saying(inflows={"before": 50}))
+    assert is_news(saying(inflows={"before": 100}), saying(inflows={"before": 200}))
+    assert not is_news(saying(inflows={"before": 100}), saying(inflows={"before": 60}))
+    assert not is_news(saying(inflows={"before": 100}), SAID)  # nothing large came for long
+    full = {f"peer{number}": 100 for number in range(MAX_INFLOWS)}
+    others = {f"peer{number}": 100 for number in range(1, MAX_INFLOWS + 1)}
+    assert not is_news(saying(inflows=full), saying(inflows=others))
+
+
+def test_links_that_are_measured_again_and_again_make_an_hour_no_livelier() -> None:
+    rng, inflows, num_news = random.Random(0), Inflows(), 0
+    peers = [PeerId(f"12 servers, {number:10}") for number in range(12)]
+    said = saying(inflows={})
+    for now in range(0, 3600, 10):  # a large message from each between any two announcements
+        for peer in peers:
+            inflows.saw(peer, 1e7 * rng.uniform(0.3, 1.7), now)
+        saying_now = saying(inflows=inflows.to_announce(peers, now))
+        if is_news(said, saying_now):
+            said, num_news = saying_now, num_news + 1
+    assert num_news <= 12
 
 
 def test_a_large_model_does_not_crowd_others_out_of_the_index() -> None:

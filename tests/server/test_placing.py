@@ -12,10 +12,12 @@ from corolla.apps.sim.placement import Board, Churn, SimServer, simulate
 from corolla.clock import loop_time
 from corolla.errors import BadInput
 from corolla.ids import Fingerprint, PeerId
+from corolla.net.identity import ephemeral
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork
 from corolla.net.memory.transport import MemoryTransport
+from corolla.net.records import sign_record
 from corolla.server.placing import (
     PlacingConfig,
     anyone_moved,
@@ -26,7 +28,7 @@ from corolla.server.placing import (
     without_silent,
 )
 from corolla.server.publisher import claimed_span
-from corolla.swarm.announcement import Announcement, State
+from corolla.swarm.announcement import Announcement, State, announcement_key
 from corolla.swarm.cost import CostModel
 from corolla.swarm.view import ServerView, View
 from corolla.swarm.watch import Watcher
@@ -115,6 +117,25 @@ def test_claims_work_over_real_records_too() -> None:
 
     for seed in range(20):
         run_virtual(story(seed))
+
+
+def test_a_crowd_that_announces_another_depth_hides_no_server_from_a_newcomer() -> None:
+    async def story() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("server") as server:
+            await server.join(boot.addresses, timeout_s=5)
+            lie = msgspec.structs.replace(JOINING, state="online", end=13, num_blocks=13)
+            there = {ephemeral(): lie for _ in range(20)} | {
+                ephemeral(): msgspec.structs.replace(JOINING, state="online", start=start, end=start + 4)
+                for start in (0, 8)
+            }
+            for identity, said in there.items():
+                key = announcement_key(MODEL, identity.peer)
+                blob = sign_record(identity, key, said.encode(), boot.wall_time() + 180)
+                assert boot.records.keep(key, identity.peer, blob)
+            assert await claim(server, random.Random(0)) == range(4, 8)
+
+    run_virtual(story())
 
 
 def test_a_claim_outlives_a_long_download_and_is_taken_back_when_that_fails() -> None:

@@ -116,6 +116,8 @@ NONSENSE: list[tuple[str, Any]] = [
     ("addresses", ["x" * 257]),
     ("announced_at", math.nan),
     ("announced_at", -1.0),
+    ("announced_at", 1.1e11),
+    ("announced_at", math.inf),
     ("commit", "main"),
     ("commit", "0" * 40 + "\n"),
     ("commit", None),
@@ -166,6 +168,7 @@ def test_whatever_a_field_holds_the_result_makes_sense(name: str, value: Any) ->
         return
     assert 0 <= said.start < said.end <= said.num_blocks <= 10_000
     numbers = [said.decode_tokens_per_s, said.prefill_tokens_per_s, said.queue_s, *said.next_rtts.values()]
+    numbers.append(said.announced_at)  # by how much it may be ahead, only a reader's clock can say (`watch.py`)
     assert all(0 < number < math.inf for number in said.inflows.values())
     assert all(0 <= number < math.inf for number in numbers)
     assert all(

@@ -6,17 +6,20 @@ import random
 
 import msgspec
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 
 from corolla.ids import Fingerprint, PeerId
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork
 from corolla.net.memory.transport import MemoryTransport
-from corolla.net.records import Record
+from corolla.net.records import CLOCK_SKEW_S, Record
 from corolla.swarm.announcement import Announcement, ModelEntry, announcement_keys
 from corolla.swarm.watch import Watcher, clock_ahead_s, list_models
 
 FINGERPRINT = Fingerprint("0123456789abcdef" * 2)
 KEY = announcement_keys(FINGERPRINT)[0]  # readers look under every key for every peer
+TEN_YEARS_S = 10 * 365 * 86_400.0
 
 
 def announcement(start: int, end: int, *, num_blocks: int = 4, announced_at: float = 0.0) -> Announcement:
@@ -132,6 +135,43 @@ def test_a_clock_that_is_off_is_reported_once_and_a_right_one_never(caplog: pyte
     assert -50 <= reported[peers["behind"]] <= -20
 
 
+@given(ahead_s=st.floats(-1e9, 1e11) | st.sampled_from([CLOCK_SKEW_S + 1, 3600.0, TEN_YEARS_S]))
+@example(ahead_s=CLOCK_SKEW_S - 1)
+@example(ahead_s=TEN_YEARS_S)
+@settings(max_examples=20, deadline=None)
+def test_an_announcement_from_the_future_is_dropped_and_counted_beyond_what_clocks_may_differ(ahead_s: float) -> None:
+    assume(abs(ahead_s - CLOCK_SKEW_S) > 0.9)  # reading takes a while
+
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a") as a:
+            await join_all(boot, a)
+            watcher = Watcher(boot, FINGERPRINT)
+            said = announcement(0, 4, announced_at=min(1e11, max(0.0, a.wall_time() + ahead_s)))
+            assert await a.records.put(KEY, said.encode(), 180)
+            is_tolerated = said.announced_at - boot.wall_time() < CLOCK_SKEW_S
+            assert set((await watcher.refresh()).servers) == ({a.peer} if is_tolerated else set())
+            assert watcher.rejected == ({} if is_tolerated else {"dated in the future": 1})
+
+    run_virtual(scenario())
+
+
+def test_a_clock_that_is_too_far_ahead_is_named_when_its_server_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a", clock_skew_s=90) as a:
+            await join_all(boot, a)
+            watcher = Watcher(boot, FINGERPRINT)
+            assert await a.records.put(KEY, announcement(0, 4, announced_at=a.wall_time()).encode(), 180)
+            for _ in range(2):
+                assert not (await watcher.refresh()).servers
+
+    with caplog.at_level(logging.WARNING, "corolla.swarm.watch"):
+        run_virtual(scenario())
+    [record] = caplog.records
+    assert record.__dict__["ahead_s"] == pytest.approx(90, abs=1)
+
+
 @pytest.mark.parametrize(
     ("announced_at", "unseen_s", "ahead_s"),
     [(108.0, None, 8.0), (100.0, None, 0.0), (40.0, None, 0.0), (95.0, 10.0, 0.0), (60.0, 30.0, -10.0)],
@@ -177,6 +217,51 @@ def test_a_reading_that_fails_costs_no_server_that_has_not_expired() -> None:
             assert not (await watcher.refresh()).servers
 
     run_virtual(scenario())
+
+
+def test_one_key_of_several_that_cannot_be_read_costs_no_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = set[str]()
+
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        async with network.transport("boot") as boot, network.transport("a") as a, network.transport("b") as b:
+            await join_all(boot, a, b)
+            read, watcher = boot.records.get, Watcher(boot, FINGERPRINT)
+
+            async def get(key: str) -> list[Record]:
+                """As hivemind's does: what nobody answers in time is empty. What we publish, we hold."""
+                return [found for found in await read(key) if key not in failing or found.peer == boot.peer]
+
+            monkeypatch.setattr(boot.records, "get", get)
+            keys = announcement_keys(FINGERPRINT)
+            for server, key in ((a, keys[0]), (b, keys[1]), (boot, keys[1])):
+                said = announcement(0, 4, announced_at=server.wall_time())
+                assert await server.records.put(key, said.encode(), 120)
+            everybody = {a.peer, b.peer, boot.peer}
+            assert set((await watcher.refresh()).servers) == everybody
+            for key in keys[:2]:
+                failing.add(key)
+                await asyncio.sleep(10)
+                for server, own in ((a, keys[0]), (b, keys[1])):  # published before the reading that fails
+                    said = announcement(0, 3, announced_at=server.wall_time())
+                    assert await server.records.put(own, said.encode(), 120)
+                await asyncio.sleep(10)
+                assert set((await watcher.refresh()).servers) == everybody
+                failing.clear()
+                assert set((await watcher.refresh()).servers) == everybody
+                assert watcher.view.servers[b.peer].end == 3
+            left = msgspec.structs.replace(announcement(0, 4), state="left")
+            await a.records.put(keys[0], left.encode(), 180)
+            failing.add(keys[1])
+            assert set((await watcher.refresh()).servers) == {b.peer, boot.peer}
+            await asyncio.sleep(121)
+            assert not (await watcher.refresh()).servers
+
+    with caplog.at_level(logging.WARNING, "corolla.swarm.watch"):
+        run_virtual(scenario())
+    assert not caplog.records  # whoever could not be read has no clock that is off
 
 
 def test_a_server_that_left_is_gone_even_when_it_was_the_only_one() -> None:

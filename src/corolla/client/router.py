@@ -70,7 +70,7 @@ class Router:
         self._refresh_period_s = refresh_period_s
         self._lists = lists or ServerLists()
         self._book = PeerBook(bans)
-        self._watcher = Watcher(transport, model.fingerprint)
+        self._watcher = Watcher(transport, model.fingerprint, num_blocks=model.num_blocks)
         self._read_at: float | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -18,7 +18,14 @@ import msgspec
 from corolla.clock import loop_time
 from corolla.ids import PeerId
 from corolla.net.streams import Transport
-from corolla.swarm.announcement import MODELS_KEY, Announcement, ModelEntry, announcement_key
+from corolla.swarm.announcement import (
+    MAX_INFLOWS,
+    MODELS_KEY,
+    UNREACHABLE_RTT_S,
+    Announcement,
+    ModelEntry,
+    announcement_key,
+)
 from corolla.swarm.view import View
 
 log = logging.getLogger(__name__)
@@ -111,7 +118,9 @@ def is_news(said: Announcement, now: Announcement) -> bool:
     """Whether what was announced has become so wrong that others would choose badly by it."""
     if (said.state, said.start, said.end, said.adapters) != (now.state, now.start, now.end, now.adapters):
         return True
-    if said.next_rtts.keys() != now.next_rtts.keys():
+    if said.next_rtts.keys() != now.next_rtts.keys() or _unreachable(said) != _unreachable(now):
+        return True
+    if _has_other_links(said.inflows, now.inflows):
         return True
     if abs(said.queue_s - now.queue_s) > max(NEWS_QUEUE_S, NEWS_SHARE * max(said.queue_s, now.queue_s)):
         return True
@@ -121,6 +130,19 @@ def is_news(said: Announcement, now: Announcement) -> bool:
         (said.prefill_tokens_per_s, now.prefill_tokens_per_s),
     )
     return any(abs(before - after) > NEWS_SHARE * max(before, after) for before, after in pairs)
+
+
+def _unreachable(said: Announcement) -> set[str]:
+    return {peer for peer, rtt_s in said.next_rtts.items() if rtt_s >= UNREACHABLE_RTT_S}
+
+
+def _has_other_links(said: Mapping[str, int], now: Mapping[str, int]) -> bool:
+    """A link was measured for the first time, or carries half or twice what was said. Where there are more than an
+    announcement takes, which of them are the slowest changes all the time: that alone is no news."""
+    if len(said) < MAX_INFLOWS and now.keys() - said.keys():
+        return True
+    pairs = [(said[peer], now[peer]) for peer in said.keys() & now.keys()]
+    return any(max(pair) >= 2 * min(pair) for pair in pairs)
 
 
 def is_indexer(view: View, peer: PeerId) -> bool:

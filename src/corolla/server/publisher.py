@@ -108,7 +108,8 @@ async def claimed_span(
     cancelled, and so it is while others are still waited for.
     """
     times = times or Lifetimes()
-    publisher = SwarmPublisher(transport, Watcher(transport, Fingerprint(joining.fingerprint)), lambda: joining, times)
+    watcher = Watcher(transport, Fingerprint(joining.fingerprint), num_blocks=joining.num_blocks)
+    publisher = SwarmPublisher(transport, watcher, lambda: joining, times)
     cost = cost or CostModel()
 
     def choose(view: View) -> range:

@@ -1,6 +1,7 @@
 """What a server says to its clients on their control streams, and counts while it does."""
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 
 from corolla.errors import Refused
@@ -22,6 +23,8 @@ class ServerCounters:
     refusals: dict[str, int] = field(default_factory=dict[str, int])
     sessions_opened: int = 0
     links_down: int = 0
+    announcements_rejected: Counter[str] = field(default_factory=Counter[str])
+    """Of others, by reason; the watcher counts them."""
 
 
 class Replies:

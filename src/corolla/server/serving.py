@@ -57,13 +57,15 @@ async def serve_span(
     `rng` spreads what is periodic. `placement`: the server may move to other blocks; None: it stays. `on_broken`: told
     when what keeps the server announced, measured or placed has failed: nobody would find it any more.
     """
-    pool, watcher = CachePool(config.cache_tokens), Watcher(transport, served.fingerprint)
+    pool = CachePool(config.cache_tokens)
+    watcher = Watcher(transport, served.fingerprint, num_blocks=served.num_blocks)
     handler = Handler(
         transport, runner, executor, pool,
         fingerprint=served.fingerprint, limits=config.limits, liveness=config.liveness,
         may_dial=Neighbours(watcher).may_dial, speed=(served.decode_tokens_per_s, served.prefill_tokens_per_s),
         listed=config.listed,
     )  # fmt: skip
+    handler.counters.announcements_rejected = watcher.rejected
     followers = Followers(
         transport, watcher, lambda: range(handler.runner.facts.start, handler.runner.facts.end), rng=rng
     )

@@ -65,11 +65,15 @@ class View:
     """Seconds added to links between servers that failed lately."""
 
     @classmethod
-    def of(cls, servers: Iterable[ServerView]) -> "View":
-        """The servers of one model. The few that disagree on how many blocks it has are left out."""
+    def of(cls, servers: Iterable[ServerView], *, num_blocks: int | None = None) -> "View":
+        """The servers of one model. Those that disagree on how many blocks it has are left out.
+
+        `num_blocks`: as the model's own files say; None: nobody here has them, and most servers' word counts.
+        """
         all_servers = list(servers)
-        votes = Counter(server.announcement.num_blocks for server in all_servers)
-        num_blocks = min(votes, key=lambda blocks: (-votes[blocks], blocks), default=0)
+        if num_blocks is None:
+            votes = Counter(server.announcement.num_blocks for server in all_servers)
+            num_blocks = min(votes, key=lambda blocks: (-votes[blocks], blocks), default=0)
         agreeing = {server.peer: server for server in all_servers if server.announcement.num_blocks == num_blocks}
         return cls(num_blocks, MappingProxyType(agreeing))
 

@@ -84,6 +84,25 @@ def printed(statuses: list[ModelStatus]) -> str:
     return file.getvalue()
 
 
+def test_what_makes_no_sense_is_dropped_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def look() -> list[ModelStatus]:
+        network = MemoryNetwork(random.Random(1))
+        async with network.transport("server") as server, network.transport("liar") as liar:
+            await liar.join(server.addresses, timeout_s=5)
+            await announce(server, (0, 8))
+            assert await liar.records.put(announcement_key(WEIGHTS, liar.peer), b"junk", LIFETIME_S)
+            assert await liar.records.put(MODELS_KEY, b"junk", LIFETIME_S)
+            return await read_swarm(server, ())
+
+    [status] = run_virtual(look())
+    why = "not a msgpack array of the right length"
+    assert as_json(status)["rejected"] == {why: 1}
+    assert f"announcements dropped: {why} (1)" in " ".join(printed([status]).split())
+    [warning] = caplog.records
+    assert warning.__dict__["by_reason"] == {why: 1}
+    assert "dropped" not in printed(status_of((0, 8)))
+
+
 def test_two_servers_for_every_block_are_healthy() -> None:
     [status] = status_of((0, 8), (0, 4), (4, 8))
     assert as_json(status)["health"] == "healthy"

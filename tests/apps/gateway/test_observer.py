@@ -6,6 +6,7 @@ import pytest
 
 from corolla.apps.gateway.observer import Observer, ObserverConfig, SwarmState
 from corolla.apps.sim.swarm import MemorySwarm
+from corolla.client.router import ServedModel
 from corolla.net.memory.loop import run_virtual
 from corolla.swarm.announcement import ModelEntry
 
@@ -47,6 +48,22 @@ def test_a_killed_server_is_not_counted_on_though_its_announcement_stands() -> N
             state = await observer.look()
             assert health(state) == "fragile"
             assert kinds(state)[2:] == [("joined", "garage"), ("health", "")]
+
+    run_virtual(live())
+
+
+def test_a_crowd_that_announces_another_depth_hides_no_server_of_a_model_that_the_gateway_serves() -> None:
+    async def live() -> None:
+        async with MemorySwarm(num_blocks=8) as swarm:
+            await swarm.serve("attic", "0:8")
+            model = swarm.model
+            for number in range(3):
+                await swarm.serve(f"liar {number}", "0:8", model=ServedModel(model.name, model.fingerprint, 9))
+            entry = ModelEntry(name=model.name, fingerprint=model.fingerprint, num_blocks=model.num_blocks)
+            observer = Observer(await swarm.join("gateway", is_client=True), served=[entry], config=QUICK)
+            assert health(await observer.look()) == "fragile"
+            [attic] = observer.state.models[0].view.servers.values()
+            assert (attic.announcement.name, attic.end) == ("attic", 8)
 
     run_virtual(live())
 

@@ -1,5 +1,6 @@
 """What a server tells Prometheus is what it did; names follow Prometheus' conventions, and the dashboard uses them."""
 
+import asyncio
 import json
 import re
 import socket
@@ -25,6 +26,7 @@ from corolla.errors import BadInput, Refused
 from corolla.net.libp2p.addresses import HostPort
 from corolla.net.libp2p.traffic import DhtTraffic
 from corolla.net.memory.loop import run_virtual
+from corolla.swarm.announcement import announcement_key
 from corolla.wire.tensors import WireTensor
 
 DASHBOARD = Path(__file__).parents[3] / "deploy" / "grafana-dashboard.json"
@@ -64,6 +66,22 @@ def test_what_was_computed_held_and_refused_is_told() -> None:
             assert (value("corolla_server_dht_puts_total"), value("corolla_server_dht_put_bytes_total")) == (3, 700)
             assert value("corolla_server_dht_calls_answered_total", {"kind": "find"}) == 5
             assert value("corolla_server_blocks") == 4
+
+    run_virtual(told())
+
+
+def test_records_of_others_that_make_no_sense_are_told_by_what_is_wrong_with_them() -> None:
+    async def told() -> None:
+        async with MemorySwarm(num_blocks=4) as swarm:
+            liar = await swarm.join("liar")
+            key = announcement_key(swarm.model.fingerprint, liar.peer)
+            assert await liar.records.put(key, b"junk", 180)
+            traffic = DhtTraffic(records_refused=Counter({"bad signature": 5}))
+            value = ServerMetrics(await swarm.serve("a", "0:4"), traffic).registry.get_sample_value
+            await asyncio.sleep(10)
+            why = {"why": "not a msgpack array of the right length"}
+            assert value("corolla_server_announcements_rejected_total", why)
+            assert value("corolla_server_dht_records_refused_total", {"flaw": "bad signature"}) == 5
 
     run_virtual(told())
 

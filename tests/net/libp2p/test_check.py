@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +82,9 @@ def test_an_honest_record_passes_and_an_expired_one_harms_nobody() -> None:
     ],
 )
 def test_a_forged_record_is_refused(forged: DhtRecord) -> None:
-    assert not RecordCheck(Clock()).validate(forged)
+    refused = Counter[str]()
+    assert not RecordCheck(Clock(), refused).validate(forged)
+    assert sum(refused.values()) == 1  # for metrics
 
 
 def test_a_record_moved_to_another_key_is_refused() -> None:

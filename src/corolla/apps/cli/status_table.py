@@ -61,6 +61,9 @@ def headline(status: ModelStatus) -> Text:
             "; on one server only: " + ", ".join(_alone(server, blocks) for server, blocks in alone[:MAX_NAMED])
         )
         text.append(f" and {len(alone) - MAX_NAMED} servers more" if len(alone) > MAX_NAMED else "")
+    if status.rejected:
+        reasons = ", ".join(f"{reason} ({times})" for reason, times in sorted(status.rejected.items()))
+        text.append(f"; announcements dropped: {reasons}")
     return text
 
 

@@ -101,7 +101,7 @@ class Observer:
         found = list_models(await self._transport.records.get(MODELS_KEY))
         entries = list({**{entry.fingerprint: entry for entry in found[:MAX_MODELS]}, **self._served}.values())
         self._watchers = {
-            entry.fingerprint: self._watchers.get(entry.fingerprint) or Watcher(self._transport, entry.fingerprint)
+            entry.fingerprint: self._watchers.get(entry.fingerprint) or self._watcher(Fingerprint(entry.fingerprint))
             for entry in entries
         }
         views = await asyncio.gather(*(watcher.refresh() for watcher in self._watchers.values()))
@@ -109,7 +109,12 @@ class Observer:
         await self._ping_some(peers)
         silent = frozenset(peer for peer, times in self._failed_pings.items() if times >= FAILED_PINGS)
         models = tuple(
-            ModelStatus(entry, view.with_rtts(self._rtts), silent & view.servers.keys())
+            ModelStatus(
+                entry,
+                view.with_rtts(self._rtts),
+                silent & view.servers.keys(),
+                self._watchers[Fingerprint(entry.fingerprint)].rejected_last,
+            )
             for entry, view in zip(entries, views, strict=True)
         )
         await self._publish(models)
@@ -138,6 +143,10 @@ class Observer:
         except TimeoutError:
             return None
         return self._state
+
+    def _watcher(self, fingerprint: Fingerprint) -> Watcher:
+        served = self._served.get(fingerprint)
+        return Watcher(self._transport, fingerprint, num_blocks=served.num_blocks if served else None)
 
     async def _rest(self, began: float) -> None:
         """Until the next look is due; a first watcher makes it due sooner."""

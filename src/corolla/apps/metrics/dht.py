@@ -28,12 +28,13 @@ class DhtMetrics(Collector):
             ("received_bytes", "Of all calls: what came to it.", traffic.bytes_received),
         ):
             yield CounterMetricFamily(f"{self._prefix}_dht_{name}", text, value=value)
-        for name, text, counts in (
-            ("calls_made", "Calls to other peers' parts of the table.", traffic.calls_made),
-            ("calls_answered", "Calls of other peers, answered.", traffic.calls_answered),
-            ("calls_refused", "Calls of other peers, refused.", traffic.calls_refused),
+        for name, text, label, counts in (
+            ("calls_made", "Calls to other peers' parts of the table.", "kind", traffic.calls_made),
+            ("calls_answered", "Calls of other peers, answered.", "kind", traffic.calls_answered),
+            ("calls_refused", "Calls of other peers, refused.", "kind", traffic.calls_refused),
+            ("records_refused", "Records of others, neither kept nor believed.", "flaw", traffic.records_refused),
         ):
-            family = CounterMetricFamily(f"{self._prefix}_dht_{name}", text, labels=["kind"])
-            for kind, count in list(counts.items()):
-                family.add_metric([kind], count)
+            family = CounterMetricFamily(f"{self._prefix}_dht_{name}", text, labels=[label])
+            for value, count in list(counts.items()):
+                family.add_metric([value], count)
             yield family

@@ -96,6 +96,10 @@ class ServerMetrics:
         yield _counter("links_down", "Times the next server of a route was out of reach.", counters.links_down)
         yield _counter_by("refusals", "What was refused, by code.", "code", dict(counters.refusals))
         yield _counter_by(
+            "announcements_rejected", "Announcements of others dropped when the swarm was read, by why.", "why",
+            dict(counters.announcements_rejected),
+        )  # fmt: skip
+        yield _counter_by(
             "streams_turned_away", "Streams of others that were not taken, by why.", "why", self._turned_away()
         )
 

@@ -21,6 +21,7 @@ def as_json(status: ModelStatus) -> dict[str, Any]:
         "fragile_blocks": view.fragile_blocks,
         "fragile": [{"peer": server.peer, "blocks": as_ranges(blocks)} for server, blocks in alone_on(view)],
         "coverage": [{"blocks": f"{start}:{end}", "servers": count} for start, end, count in runs(view.coverage)],
+        "rejected": dict(status.rejected),
         "servers": [
             {**_server_as_json(server), "is_silent": server.peer in status.silent} for server in in_order(status.view)
         ],

@@ -1,9 +1,11 @@
 """Asks a swarm who serves what: the models of its index, a view of each, and round trips from here."""
 
 import asyncio
+import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from corolla.errors import HopFailed, NoRoute
@@ -12,6 +14,8 @@ from corolla.net.streams import Transport
 from corolla.swarm.announcement import MODELS_KEY, ModelEntry
 from corolla.swarm.view import View
 from corolla.swarm.watch import Watcher, list_models
+
+log = logging.getLogger(__name__)
 
 PING_TIMEOUT_S: Final = 2.0
 PINGS: Final = 2
@@ -27,6 +31,8 @@ class ModelStatus:
     view: View
     silent: frozenset[PeerId] = frozenset()
     """Announced, but they do not answer here: shown, not counted on."""
+    rejected: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Announcements that were dropped, by why."""
 
     @property
     def counted(self) -> View:
@@ -44,22 +50,30 @@ async def read_swarm(transport: Transport, wanted: Sequence[str], *, may_lack: b
 
     The index of models outlives the last server of one by minutes: what nobody serves any more is left out.
     """
-    listed = list_models(await transport.records.get(MODELS_KEY))
-    found = await asyncio.gather(*(Watcher(transport, entry.fingerprint).refresh() for entry in listed))
-    view_of = {entry.fingerprint: view for entry, view in zip(listed, found, strict=True) if view.servers}
+    rejected = Counter[str]()
+    listed = list_models(await transport.records.get(MODELS_KEY), rejected)
+    watchers = {entry.fingerprint: Watcher(transport, Fingerprint(entry.fingerprint)) for entry in listed}
+    await asyncio.gather(*(watcher.refresh() for watcher in watchers.values()))
+    view_of = {fingerprint: watcher.view for fingerprint, watcher in watchers.items() if watcher.view.servers}
+    for fingerprint in watchers.keys() - view_of.keys():
+        rejected += watchers[fingerprint].rejected
+    if rejected:
+        log.warning("records of no model that is shown were dropped", extra={"by_reason": dict(rejected)})
     served = [entry for entry in listed if entry.fingerprint in view_of]
     if not may_lack and (lacking := unserved(served, wanted)):
         names = ", ".join(entry.name for entry in served) or "nothing"
         raise NoRoute(f"nobody serves {lacking[0]} in this swarm; served: {names}")
     entries = choose(served, wanted)
-    views = [view_of[Fingerprint(entry.fingerprint)] for entry in entries]
+    views = [view_of[entry.fingerprint] for entry in entries]
     peers = list(dict.fromkeys(peer for view in views for peer in view.servers))[:MAX_PINGED]
     rtts = await ping_all(transport, peers)
     again = await ping_all(transport, [peer for peer in peers if peer not in rtts])
     rtts |= {peer: again.get(peer, math.inf) for peer in peers if peer not in rtts}
     silent = frozenset(peer for peer, rtt_s in rtts.items() if math.isinf(rtt_s))
     return [
-        ModelStatus(entry, view.with_rtts(rtts), silent & view.servers.keys())
+        ModelStatus(
+            entry, view.with_rtts(rtts), silent & view.servers.keys(), watchers[entry.fingerprint].rejected_last
+        )
         for entry, view in zip(entries, views, strict=True)
     ]
 

@@ -7,6 +7,7 @@ was stored "in cache" would hide what is stored.
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
@@ -28,8 +29,10 @@ _ENCODING_BYTES: Final = 8
 class RecordCheck:
     """What hivemind asks about each record that is to be stored or was read; the names are hivemind's."""
 
-    def __init__(self, now: WallClock) -> None:
+    def __init__(self, now: WallClock, refused: Counter[str] | None = None) -> None:
+        """`refused`: counts what is refused, by flaw."""
         self._now = now
+        self._refused = Counter[str]() if refused is None else refused
         # A reader asks five peers for the same hundreds of records every few seconds; a signature costs 0.1 ms.
         self._open = lru_cache(maxsize=_MAX_CHECKED)(open_record)
 
@@ -37,6 +40,7 @@ class RecordCheck:
         try:
             self._check(record.key, record.subkey, record.value, record.expiration_time)
         except RecordRejected as rejected:
+            self._refused[rejected.flaw] += 1
             log.debug("record rejected", extra={"flaw": rejected.flaw})
             return False
         return True

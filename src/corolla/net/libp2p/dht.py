@@ -137,6 +137,7 @@ class Dht:
                 self.traffic.records_read += 1
                 self.traffic.bytes_read += len(entry.value)
             except RecordRejected as rejected:
+                self.traffic.records_refused[rejected.flaw] += 1
                 log.debug("record not believed", extra={"peer": peer, "flaw": rejected.flaw})
         return records
 
@@ -183,7 +184,7 @@ class Dht:
             # The same place in the DHT after a restart: others' tables stay true.
             node_id=lib.DHTID.generate(source=peer_id_bytes(self._identity.peer)),
             client_mode=self._is_client,
-            record_validator=RecordCheck(self._wall_time),
+            record_validator=RecordCheck(self._wall_time, self.traffic.records_refused),
             wait_timeout=RPC_TIMEOUT_S,
             strict=False,
             cache_locally=False,

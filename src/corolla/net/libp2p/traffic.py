@@ -27,6 +27,8 @@ class DhtTraffic:
     """Of other peers, by kind."""
     calls_refused: Counter[str] = field(default_factory=Counter[str])
     """Of other peers: no swarm key, not listed, too many from one network, or not understood."""
+    records_refused: Counter[str] = field(default_factory=Counter[str])
+    """By flaw: what others wanted kept here, and what was in their replies."""
     bytes_sent: int = 0
     bytes_received: int = 0
 
