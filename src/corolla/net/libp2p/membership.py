@@ -149,7 +149,7 @@ class Membership:
         try:
             async with asyncio.timeout(MEET_TIMEOUT_S):
                 if not is_connected:
-                    places = await _find_open(addresses)
+                    places = await _find_places(addresses)
                     if not places:
                         return "connection refused, or no such host"
                     await self._control.connect(peer, [place.multiaddr for place in places], MEET_TIMEOUT_S)
@@ -171,14 +171,14 @@ class Membership:
         )
 
 
-async def _find_open(addresses: Sequence[PeerAddress]) -> list[HostPort]:
+async def _find_places(addresses: Sequence[PeerAddress]) -> list[HostPort]:
     """Numeric addresses, as soon as something listens at one of them: it, and those that may answer yet.
 
     All are asked at once: one that swallows what is sent would hide the good ones behind it. The daemon dials all at
     once too, so what was first to answer need not be the peer. The caller bounds the wait for any to answer.
     """
     places = (await _look_up(addresses))[:MAX_PLACES]
-    asked = {asyncio.ensure_future(_connect_to(place)): place for place in places}
+    asked = {asyncio.ensure_future(_find_open(place)): place for place in places}
     try:
         for attempt in asyncio.as_completed(asked):
             if await attempt is not None:
@@ -203,7 +203,7 @@ async def _look_up(addresses: Sequence[PeerAddress]) -> list[HostPort]:
     return [HostPort("ip6" if ":" in host else "ip4", host, port) for host, port in found if "%" not in host]
 
 
-async def _connect_to(place: HostPort) -> HostPort | None:
+async def _find_open(place: HostPort) -> HostPort | None:
     """Where something listens, asked with a connection of our own that says nothing; None when there is nothing."""
     try:
         _, writer = await asyncio.open_connection(place.host, place.port)
