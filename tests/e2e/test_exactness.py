@@ -32,15 +32,28 @@ def test_128_greedy_tokens_equal_the_local_models(swarm_s: Swarms, local_s: PreT
     assert torch.equal(got, local_s.generate(PROMPT, max_new_tokens=128, **GREEDY))
 
 
-def test_sampling_with_a_seed_gives_the_same_text(swarm_s: Swarms, local_s: PreTrainedModel) -> None:
-    options = GREEDY | {"do_sample": True, "temperature": 1.3, "top_p": 0.9, "max_new_tokens": 48}
-    texts = []
-    for model in (swarm_s[2], local_s):
-        torch.manual_seed(7)
-        texts.append(model.generate(PROMPT, **options))
-    assert torch.equal(*texts)
-    torch.manual_seed(8)
-    assert not torch.equal(texts[0], swarm_s[2].generate(PROMPT, **options))
+@pytest.fixture(scope="module")
+def sampled(local_s: PreTrainedModel) -> torch.Tensor:
+    """What the local model draws with a seed."""
+    return draw(local_s, seed=7)
+
+
+def draw(model: Any, *, seed: int, num_tokens: int = 128) -> torch.Tensor:
+    torch.manual_seed(seed)
+    options = GREEDY | {"do_sample": True, "temperature": 1.3, "top_p": 0.9}
+    return model.generate(PROMPT, max_new_tokens=num_tokens, **options)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_128_tokens_sampled_with_a_seed_equal_the_local_models(
+    swarm_s: Swarms, sampled: torch.Tensor, count: int
+) -> None:
+    assert sampled.shape == (1, 144)
+    assert torch.equal(draw(swarm_s[count], seed=7), sampled)
+
+
+def test_another_seed_gives_another_text(local_s: PreTrainedModel, sampled: torch.Tensor) -> None:
+    assert not torch.equal(draw(local_s, seed=8, num_tokens=16), sampled[:, : 16 + 16])
 
 
 def test_a_batch_with_left_padding_gives_what_the_local_model_gives(swarm_s: Swarms, local_s: PreTrainedModel) -> None:

@@ -1,11 +1,12 @@
 """What the tests of real daemons share."""
 
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,24 @@ def short_dir() -> Iterator[Path]:
     """A private directory with a short path: those of unix sockets are bounded."""
     with tempfile.TemporaryDirectory(prefix="cor-") as directory:
         yield Path(directory)
+
+
+@pytest.fixture
+def black_hole() -> Iterator[Callable[[int], int]]:
+    """Makes a port of 127.0.0.2 that neither takes a connection nor refuses one: its queue is full. 0: a free one."""
+    with ExitStack() as stack:
+
+        def make(port: int) -> int:
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.2", port))
+            listener.listen(0)
+            for _ in range(4):
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(listener.getsockname())
+            return listener.getsockname()[1]
+
+        yield make
 
 
 @pytest.fixture

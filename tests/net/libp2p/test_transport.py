@@ -279,6 +279,17 @@ def test_a_silent_bootstrap_peer_does_not_hold_up_the_join() -> None:
     asyncio.run(scenario())
 
 
+def test_an_address_that_swallows_everything_does_not_hide_the_peers_good_one(
+    black_hole: Callable[[int], int],
+) -> None:
+    async def scenario() -> None:
+        async with open_transport(NetworkConfig()) as a, open_transport(NetworkConfig()) as b:
+            await b.join([f"/ip4/127.0.0.2/tcp/{black_hole(0)}/p2p/{a.peer}", *a.addresses], timeout_s=60)
+            assert await b.ping(a.peer, timeout_s=SOON_S) > 0
+
+    asyncio.run(scenario())
+
+
 def test_a_flood_from_an_outsider_is_neither_kept_nor_read() -> None:
     """Unsigned subkeys by the thousand, ten-year expiries, plain values, whole dictionaries, replays."""
     own, accomplice = from_seed(b"m" * 32), from_seed(b"n" * 32)

@@ -11,7 +11,7 @@ import logging
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from corolla.clock import loop_time
 from corolla.errors import BadInput, NoPeers, SwarmError
@@ -19,12 +19,17 @@ from corolla.ids import PeerId
 from corolla.net.libp2p.addresses import HostPort, PeerAddress, parse_peer_address
 from corolla.net.libp2p.control import Control
 from corolla.net.libp2p.dht import Dht
+from corolla.net.libp2p.probe import locate
 from corolla.net.records import CLOCK_SKEW_S
 
 log = logging.getLogger(__name__)
 
 MEET_TIMEOUT_S: Final = 5.0
 """Of one try with one peer."""
+LOOKUP_S: Final = 2.0
+"""Of it, for names: one that nobody resolves leaves time for the peer's other addresses."""
+MAX_PLACES: Final = 16
+"""Asked at once of one peer: how many it has is up to others."""
 ROUND_S: Final = 20.0
 LOST_ROUND_S: Final = 2.0
 JOIN_PAUSE_S: Final = 0.5
@@ -144,10 +149,10 @@ class Membership:
         try:
             async with asyncio.timeout(MEET_TIMEOUT_S):
                 if not is_connected:
-                    open_now = [place for address in addresses if (place := await _find_open(address.endpoint))]
-                    if not open_now:
+                    places = await _find_places(addresses)
+                    if not places:
                         return "connection refused, or no such host"
-                    await self._control.connect(peer, [place.multiaddr for place in open_now], MEET_TIMEOUT_S)
+                    await self._control.connect(peer, [place.multiaddr for place in places], MEET_TIMEOUT_S)
                 answer = await self._dht.ping(peer)
         except TimeoutError:
             return f"no answer within {MEET_TIMEOUT_S:g} s"
@@ -166,17 +171,55 @@ class Membership:
         )
 
 
-async def _find_open(endpoint: HostPort) -> HostPort | None:
-    """The numeric address at which something listens; asked with a connection of our own that says nothing."""
+async def _find_places(addresses: Sequence[PeerAddress]) -> list[HostPort]:
+    """Numeric addresses, as soon as something listens at one of them: it, and those that may answer yet.
+
+    All are asked at once: one that swallows what is sent would hide the good ones behind it. The daemon dials all at
+    once too, so what was first to answer need not be the peer. The caller bounds the wait for any to answer.
+    """
+    places = (await _look_up(addresses))[:MAX_PLACES]
+    asked = {asyncio.ensure_future(_find_open(place)): place for place in places}
     try:
-        _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+        for attempt in asyncio.as_completed(asked):
+            if await attempt is not None:
+                break
+        known = [attempt.result() if attempt.done() else place for attempt, place in asked.items()]
+        return [place for place in known if place is not None]
+    finally:
+        await _cancel(asked)
+
+
+async def _look_up(addresses: Sequence[PeerAddress]) -> list[HostPort]:
+    """Where they lead; without the names that nobody resolves in time, if others lead anywhere."""
+    lookups = {asyncio.ensure_future(locate(str(address))): address.endpoint.port for address in addresses}
+    try:
+        done, slow = await asyncio.wait(lookups, timeout=LOOKUP_S)
+        if slow and not any(lookup.result() for lookup in done):
+            await asyncio.wait(slow)  # the caller bounds it
+        found = [(host, port) for lookup, port in lookups.items() if lookup.done() for host in lookup.result()]
+    finally:
+        await _cancel(lookups)
+    # One bound to an interface (`%`) is no multiaddr.
+    return [HostPort("ip6" if ":" in host else "ip4", host, port) for host, port in found if "%" not in host]
+
+
+async def _find_open(place: HostPort) -> HostPort | None:
+    """Where something listens, asked with a connection of our own that says nothing; None when there is nothing."""
+    try:
+        _, writer = await asyncio.open_connection(place.host, place.port)
     except OSError:
         return None
-    host, port = writer.get_extra_info("peername")[:2]
+    host, port = (writer.get_extra_info("peername") or (place.host, place.port))[:2]  # none: reset already
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return HostPort("ip6" if ":" in host else "ip4", host, port)
+
+
+async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _by_peer(addresses: Iterable[PeerAddress]) -> dict[PeerId, list[PeerAddress]]:

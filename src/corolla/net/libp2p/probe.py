@@ -45,7 +45,7 @@ async def locate(address: str) -> Sequence[str]:
         return [endpoint.host]
     try:
         found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter of a name with a part of more than 63 letters
         return []
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
