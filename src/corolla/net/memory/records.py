@@ -19,10 +19,15 @@ from corolla.ids import PeerId
 from corolla.net.groups import AddressGroup
 from corolla.net.identity import Identity
 from corolla.net.places import OURS, UNKNOWN, Places
-from corolla.net.records import MAX_LIFETIME_S, Record, RecordRejected, check_times, open_record, sign_record
-
-REPLICAS: Final = 8
-"""Peers that keep a record beside its publisher: with hivemind's 5, half of them may vanish between refreshes."""
+from corolla.net.records import (
+    MAX_LIFETIME_S,
+    REPLICAS,
+    Record,
+    RecordRejected,
+    check_times,
+    open_record,
+    sign_record,
+)
 
 REQUEST_BYTES: Final = 120
 """Of a request or a reply without its records: ids, the key's hash, framing (hivemind's are about as large)."""
