@@ -3,7 +3,7 @@
     python benchmarks/announcing.py [--layouts]
 
 The first table runs 10, 100 and 1,000 servers in memory on virtual time, with the real announcer and watcher and the
-readings of placement, and counts messages and bytes per peer and minute (two minutes of real time for the last).
+readings of placement, and counts messages and bytes per peer and minute (about a minute of real time for the last).
 `--layouts` prints the second table alone: one announcement and one reading of everybody, by the choice of keys.
 """
 
