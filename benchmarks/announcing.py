@@ -2,9 +2,9 @@
 
     python benchmarks/announcing.py [--layouts]
 
-The first table runs 10, 100 and 1,000 servers in memory on virtual time, with the real announcer and watcher, and
-counts messages and bytes per peer and minute (a few minutes of real time for the last). `--layouts` prints the
-second table alone: one announcement and one reading of everybody, under different choices of keys.
+The first table runs 10, 100 and 1,000 servers in memory on virtual time, with the real announcer and watcher and the
+readings of placement, and counts messages and bytes per peer and minute (about a minute of real time for the last).
+`--layouts` prints the second table alone: one announcement and one reading of everybody, by the choice of keys.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from corolla.apps.sim.traffic import NUM_BLOCKS, Cost, measure_traffic
 from corolla.ids import PeerId
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.transport import MemoryTransport
 from corolla.swarm.announcement import NUM_KEYS
 
 SIZES = (10, 100, 1000)
@@ -51,15 +52,23 @@ async def cost_of_layout(num_servers: int, numbers: KeyNumbers, num_keys: int) -
         reader = await stack.enter_async_context(network.transport("reader", is_client=True))
         for peer in (*servers[1:], reader):
             await peer.join(servers[0].addresses, timeout_s=5)
+        for server in servers:  # what is read back after joining is not the price of an announcement
+            await server.records.put(server.peer, b"first", 600)
+        before = _sum_of(servers)
         for server in servers:
             start = rng.randrange(NUM_BLOCKS - 16)
             for number in numbers(server.peer, range(start, start + 16)):
                 await server.records.put(f"key {number}", rng.randbytes(VALUE_BYTES), 600)
-        sent = sum(server.traffic.messages for server in servers), sum(server.traffic.num_bytes for server in servers)
+        sent = [after - before for before, after in zip(before, _sum_of(servers), strict=True)]
         await asyncio.gather(*(reader.records.get(f"key {number}") for number in range(num_keys)))
         announcing = Cost(sent[0] / 2 / num_servers, sent[1] / 2000 / num_servers)
         reading = Cost(reader.traffic.messages, reader.traffic.num_bytes / 1000)
         return announcing, reading, max(server.records.most_under_a_key for server in servers)
+
+
+def _sum_of(servers: list[MemoryTransport]) -> tuple[int, int]:
+    traffic = [server.traffic for server in servers]
+    return sum(each.messages for each in traffic), sum(each.num_bytes for each in traffic)
 
 
 def print_layouts() -> None:
@@ -76,7 +85,7 @@ def print_layouts() -> None:
 def print_traffic() -> None:
     print("per peer and minute (messages / KB), sent and received")
     for num_servers in SIZES:
-        found = run_virtual(measure_traffic(num_servers, minutes=10))
+        found = run_virtual(measure_traffic(num_servers, minutes=10 if num_servers < 1000 else 5))
         told = {
             "server": found.server_mean,
             "busiest server": found.server_worst,

@@ -1,56 +1,53 @@
-"""What announcing and reading cost is bounded, and somebody who asks nothing pays nothing."""
+"""What announcing and reading cost is bounded, nothing of it is left out, and who asks nothing pays nothing."""
 
 from pathlib import Path
 
 import pytest
 
-from corolla.apps.sim.traffic import measure_traffic, price_operations
-from corolla.client.config import ClientConfig
-from corolla.client.router import view_period_s
+from corolla.apps.sim.traffic import measure_traffic
 from corolla.net.memory.loop import run_virtual
-from corolla.server.announcer import PERIOD_JITTER
+from corolla.net.memory.records import ASKED
+from corolla.net.records import REPLICAS
+from corolla.server.announcer import MAX_INDEXERS, PERIOD_JITTER
 from corolla.server.config import ServerConfig
-from corolla.server.followers import LONGEST_PERIOD_S, PERIOD_PER_SERVER_S
+from corolla.server.followers import LONGEST_PERIOD_S, PERIOD_PER_SERVER_S, PERIOD_S
+from corolla.server.placing import PlacingConfig, longest_pause_s
+from corolla.swarm.announcement import NUM_KEYS
+
+
+def expected_messages(num_servers: int) -> float:
+    """A server's in a minute: each request has a reply, and whoever asks is asked as often."""
+    asked = min(ASKED, num_servers - 1)
+    renewals = 60 / (ServerConfig(model=Path("model")).announce_period_s * (1 - PERIOD_JITTER / 2))
+    puts = renewals * (1 + min(1, MAX_INDEXERS / num_servers))
+    measuring_s = 0.875 * min(max(PERIOD_S, PERIOD_PER_SERVER_S * num_servers), LONGEST_PERIOD_S)
+    readings = 60 / measuring_s + 60 / (longest_pause_s(num_servers, PlacingConfig()) / 2)
+    return 2 * 2 * (puts * (asked + min(REPLICAS, num_servers - 1)) + readings * NUM_KEYS * asked)
 
 
 @pytest.mark.parametrize(
-    ("num_servers", "minutes", "server_kilobytes", "client_kilobytes"),
+    ("num_servers", "minutes", "server_kilobytes", "busiest_kilobytes", "client_kilobytes"),
     [
-        (10, 10.0, 120, 120),
-        pytest.param(100, 1.0, 500, 1300, marks=pytest.mark.full),
+        (10, 10.0, 350, 400, 200),
+        pytest.param(100, 2.0, 2000, 8000, 1500, marks=pytest.mark.full),
+        pytest.param(1000, 0.25, 2000, 100_000, 4000, marks=pytest.mark.full),
     ],
 )
 def test_traffic_for_126_blocks_is_bounded(
-    num_servers: int, minutes: float, server_kilobytes: float, client_kilobytes: float
+    num_servers: int, minutes: float, server_kilobytes: float, busiest_kilobytes: float, client_kilobytes: float
 ) -> None:
     found = run_virtual(measure_traffic(num_servers, minutes=minutes))
     assert found.num_seen == num_servers
-    assert found.server_mean.messages < 250
+    assert found.server_mean.messages < 800
     assert 0 < found.server_mean.kilobytes < server_kilobytes
-    assert found.active_client.messages < 250
+    assert found.server_worst.kilobytes < busiest_kilobytes
+    assert found.active_client.messages < 400
     assert 0 < found.active_client.kilobytes < client_kilobytes
     assert found.idle_client.messages == 0
     assert found.most_under_a_key < 400
 
 
-@pytest.mark.full
-def test_a_minute_among_a_thousand_servers_is_bounded_for_everybody() -> None:
-    """A whole such life takes minutes of CPU (`benchmarks/announcing.py`); what an operation costs, seconds."""
-    num_servers = 1000
-    found = run_virtual(price_operations(num_servers))
-    assert found.num_seen == num_servers
-    assert found.most_under_a_key < 400
-    defaults = ServerConfig(model=Path("model"))
-    announced_a_minute = 60 / (defaults.announce_period_s * (1 - PERIOD_JITTER))
-    servers_read_a_minute = 60 / (0.75 * LONGEST_PERIOD_S)
-    assert PERIOD_PER_SERVER_S * num_servers >= LONGEST_PERIOD_S
-    clients_read_a_minute = 60 / view_period_s(num_servers, ClientConfig().refresh_period_s)
-    server_messages = (
-        found.announcing.messages * announced_a_minute + 2 * found.reading.messages * servers_read_a_minute
-    )
-    server_kb = found.announcing.kilobytes * announced_a_minute + 2 * found.reading.kilobytes * servers_read_a_minute
-    assert 0 < server_messages < 100
-    assert 0 < server_kb < 500
-    assert 0 < found.reading.messages * clients_read_a_minute < 60
-    assert 0 < found.reading.kilobytes * clients_read_a_minute < 4000
-    assert found.busiest.messages * announced_a_minute < 3000
+def test_a_short_window_holds_all_that_a_server_says_and_reads_by_its_share() -> None:
+    """Of searches, renewals and readings of either kind, some of which come every two minutes."""
+    found = run_virtual(measure_traffic(40, minutes=1.0))
+    assert found.server_mean.messages == pytest.approx(expected_messages(40), rel=0.15)

@@ -27,6 +27,8 @@ MAX_LIFETIME_S = 600.0
 CLOCK_SKEW_S = 60.0
 """How far apart wall clocks may be. A record must outlive its refresh by this much, or a reader whose clock is
 ahead sees nothing: lifetime ≥ refresh period + skew + margin (hence 180 s, refreshed every 45 s)."""
+REPLICAS = 8
+"""Peers that keep a record beside its publisher: with hivemind's 5, half of them may vanish between refreshes."""
 
 _HEAD: Final = struct.Struct("!BdB")
 _VERSION: Final = 1

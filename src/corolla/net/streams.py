@@ -67,8 +67,9 @@ class Records(Protocol):
     """Signed, expiring records in a distributed hash table: many peers' values under one key."""
 
     async def put(self, key: str, value: bytes, lifetime_s: float) -> bool:
-        """Publish `value` under (key, our peer id) for `lifetime_s`. True: at least one other peer keeps it,
-        or there is no other peer. Bounded in time; never raises for a network reason."""
+        """Publish `value` under (key, our peer id) for `lifetime_s`. True: at least one other peer says that it keeps
+        it (and, of the first after joining, has shown it), or there is no other peer. Bounded in time, and in cost
+        whatever else lies under the key; never raises for a network reason."""
         ...
 
     async def get(self, key: str) -> list[Record]:

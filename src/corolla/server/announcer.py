@@ -69,7 +69,8 @@ class Announcer:
     async def announce(self) -> bool:
         """Publish once, in the index of models too. False: no other peer keeps the record.
 
-        Whether one does is read back from it (`Records.put`): a server that only believes to be announced says so.
+        Whether one does is that peer's own word, read back once after joining (`Records.put`): a server that only
+        believes to be announced says so.
         """
         said = self._describe()
         kept = await self._publish(said)

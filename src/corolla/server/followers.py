@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from corolla.clock import loop_time
@@ -46,13 +46,14 @@ class Followers:
         self.next_rtts: dict[str, float] = {}
         """What to announce: the nearest of those that may follow, in seconds by `short_peer`."""
 
-    async def keep_measured(self) -> None:
+    async def keep_measured(self, first_periods_s: Sequence[float] = FIRST_PERIODS_S) -> None:
         """Read the swarm and measure again and again, until cancelled."""
-        first_periods = iter(FIRST_PERIODS_S)
+        first_periods = iter(first_periods_s)
         while True:
             await self._watcher.refresh()
             await self.measure()
-            await asyncio.sleep(next(first_periods, None) or self._period_s())
+            num_servers = len(self._watcher.view.servers)
+            await asyncio.sleep(next(first_periods, None) or draw_period_s(num_servers, self._rng))
 
     async def measure(self) -> None:
         """Ping some of those that may follow."""
@@ -62,10 +63,6 @@ class Followers:
         self._rtts = {peer: rtt for peer, rtt in self._rtts.items() if may_follow(view, peer, span)}
         self.next_rtts = nearest_rtts(self._rtts)
 
-    def _period_s(self) -> float:
-        period_s = max(PERIOD_S, PERIOD_PER_SERVER_S * len(self._watcher.view.servers))
-        return min(period_s, LONGEST_PERIOD_S) * self._rng.uniform(0.75, 1.0)
-
     async def _ping(self, peer: PeerId) -> None:
         try:
             sample_s = await self._transport.ping(peer, timeout_s=PING_TIMEOUT_S)
@@ -73,6 +70,11 @@ class Followers:
             log.debug("no ping", extra={"peer": short(peer), "reason": failed.reason})
             sample_s = math.inf
         self._rtts[peer] = after_sample(self._rtts.get(peer), sample_s, loop_time())
+
+
+def draw_period_s(num_servers: int, rng: random.Random) -> float:
+    """From one reading to the next."""
+    return min(max(PERIOD_S, PERIOD_PER_SERVER_S * num_servers), LONGEST_PERIOD_S) * rng.uniform(0.75, 1.0)
 
 
 def may_follow(view: View, peer: PeerId, span: range) -> bool:

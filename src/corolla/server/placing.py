@@ -162,8 +162,8 @@ async def keep_placed(
     """
     settling_until, num_servers, before = -math.inf, 0, View.of(())
     while True:
-        least_s = config.settling_check_s if loop_time() < settling_until else config.mean_check_s
-        await asyncio.sleep(rng.uniform(0.0, 2 * max(least_s, config.check_per_server_s * num_servers)))
+        longest_s = longest_pause_s(num_servers, config, is_settling=loop_time() < settling_until)
+        await asyncio.sleep(rng.uniform(0.0, longest_s))
         view = await publisher.read()
         num_servers = len(view.servers)
         model = Model(view.num_blocks, None if cuts is None else frozenset(cuts))
@@ -181,6 +181,12 @@ async def keep_placed(
         if span is not None:
             log.info("moving", extra={"blocks": f"{span.start}:{span.stop}"})
             await move(span)
+
+
+def longest_pause_s(num_servers: int, config: PlacingConfig, *, is_settling: bool = False) -> float:
+    """Between two looks whether to move: each pause is drawn evenly between none and this."""
+    least_s = config.settling_check_s if is_settling else config.mean_check_s
+    return 2 * max(least_s, config.check_per_server_s * num_servers)
 
 
 async def claim_move(

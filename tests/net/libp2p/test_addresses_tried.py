@@ -53,7 +53,7 @@ def good_port() -> Iterator[int]:
 def dialled_at(*places: tuple[str, int]) -> list[str]:
     """What is dialled of these (`kind/host`, port) of one peer until it answers."""
     control = FakeControl()
-    joined = Membership(OWN, cast("Any", control), cast("Any", FakeDht()), random.Random(0))
+    joined = Membership(OWN, cast("Any", control), cast("Any", FakeDht()), random.Random(0), is_client=False)
     addresses = [f"/{host}/tcp/{port}/p2p/{PEER}" for host, port in places]
     asyncio.run(joined.join(addresses, JOIN_S))
     return control.dialled

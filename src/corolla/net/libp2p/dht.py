@@ -1,8 +1,8 @@
 """Signed records in hivemind's Kademlia DHT, and the DHT's own ping.
 
 A record lies under its key as subkey = peer id, value = signed blob (`net/records.py`); `check.py` judges each one,
-`kept.py` holds those that we keep for others. Searches and stores are hivemind's; bounds, the proof that somebody
-else holds what we published, and the repair of one fault that ends the connection to the daemon are ours.
+`kept.py` holds those that we keep for others. Searches and calls are hivemind's; where a record is stored, the proof
+that somebody else holds it, bounds, and the repair of one fault that ends the connection to the daemon are ours.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from corolla.net.libp2p.sealed import CallRefused, CallSeal
 from corolla.net.libp2p.traffic import DhtTraffic
 from corolla.net.records import (
     MAX_LIFETIME_S,
+    REPLICAS,
     Record,
     RecordRejected,
     sign_record,
@@ -78,6 +79,8 @@ class Dht:
         self.traffic = DhtTraffic()
         self._has_met_others = False
         """Whether another peer was ever there: until then publishing to ourselves is all there is to do."""
+        self._has_read_back = False
+        """Whether since we joined, or rejoined, another peer has shown a record of ours that it said it keeps."""
 
     async def __aenter__(self) -> Self:
         lib = hivemind()
@@ -115,8 +118,11 @@ class Dht:
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 self.met_peers()  # before a failing store drops them
-                await self._node.store(key, blob, expires_at, subkey=self._identity.peer)
-                return not self._has_met_others or await self._is_kept_elsewhere(key, expires_at)
+                keepers = await self._store(key, blob, expires_at)
+                if keepers and not self._has_read_back:
+                    self._has_read_back = await self._is_shown(keepers, key, expires_at)
+                    return self._has_read_back
+                return bool(keepers) or not self._has_met_others
         except TimeoutError:
             log.warning("publishing took too long", extra={"key": key, "timeout_s": LOOKUP_TIMEOUT_S})
             return False
@@ -159,7 +165,8 @@ class Dht:
         return DhtPing(rtt_s, float(answer.dht_time) - (asked_wall + rtt_s / 2) if answer.dht_time else 0.0)
 
     async def explore(self) -> None:
-        """Meet the peers nearest to us, so that lookups start well. Bounded."""
+        """After joining, and rejoining: meet the peers nearest to us, so that lookups start well. Bounded."""
+        self._has_read_back = False
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 await self._node.find_nearest_nodes([self._node.node_id])
@@ -185,6 +192,7 @@ class Dht:
             node_id=lib.DHTID.generate(source=peer_id_bytes(self._identity.peer)),
             client_mode=self._is_client,
             record_validator=RecordCheck(self._wall_time, self.traffic.records_refused),
+            num_replicas=REPLICAS,
             wait_timeout=RPC_TIMEOUT_S,
             strict=False,
             cache_locally=False,
@@ -195,11 +203,36 @@ class Dht:
         )
         harden(self._node.protocol, self._wall_time, random.Random(), self._callers.current)  # noqa: S311 (fairness)
 
-    async def _is_kept_elsewhere(self, key: str, expires_at: float) -> bool:
-        """Ask those nearest to the key one after the other: a store that only we hold says True as well."""
-        key_id, most = hivemind().DHTID.generate(source=key), self._node.num_replicas
-        nearest = await self._node.find_nearest_nodes([key_id], k_nearest=most, exclude_self=True)
-        for peer in nearest[key_id].values():
+    async def _store(self, key: str, blob: bytes, expires_at: float) -> list[Any]:
+        """Keep the blob here and ask the nearest to the key to do so; those who said yes, by hivemind's peer ids."""
+        lib, protocol = hivemind(), self._node.protocol
+        key_id, value = lib.DHTID.generate(source=key), protocol.serializer.dumps(blob)
+        protocol.storage.store(key_id, value, expires_at, subkey=self._identity.peer)
+        untried, keepers = await self._find_nearest(key_id), list[Any]()
+        while untried and len(keepers) < REPLICAS:  # each round asks others in the place of those who failed
+            asked, untried = untried[: REPLICAS - len(keepers)], untried[REPLICAS - len(keepers) :]
+            stores = [
+                protocol.call_store(peer, [key_id], [value], [expires_at], subkeys=[self._identity.peer])
+                for peer in asked
+            ]
+            answers = await asyncio.gather(*stores)
+            keepers += [peer for peer, answer in zip(asked, answers, strict=True) if answer and all(answer)]
+        return keepers
+
+    async def _find_nearest(self, key_id: Any) -> list[Any]:
+        """Peers that answer, the nearest to the key first, without one record on the way.
+
+        Whoever is asked for the key itself answers with everything under it: with 200 records a put took 1.7 MB. The
+        neighbouring id, which no record can have, has the same nearest peers.
+        """
+        neighbour = hivemind().DHTID(key_id ^ 1)
+        nearest = (await self._node.find_nearest_nodes([neighbour], exclude_self=True))[neighbour]
+        return [peer for peer in nearest.values() if peer not in self._node.blacklist]
+
+    async def _is_shown(self, keepers: list[Any], key: str, expires_at: float) -> bool:
+        """Read our record back: whether one of these peers really gives it out. Each answers with the whole key."""
+        key_id = hivemind().DHTID.generate(source=key)
+        for peer in keepers:
             answer = await self._node.protocol.call_find(peer, [key_id])
             found = answer[key_id][0] if answer else None
             entry = found.value.get(self._identity.peer) if found is not None else None

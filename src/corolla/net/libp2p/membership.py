@@ -1,8 +1,9 @@
 """Joining a swarm, and staying in it: hivemind's DHT bootstraps once, and after an outage the swarm stays split.
 
-Every 20 s each known peer is asked for an answer: the bootstrap peers for ever, and some of the peers met. One that
+Every 20 s some known peers are asked for an answer: the bootstrap peers for ever, and some of the peers met. One that
 is no longer connected is dialled again, but only when its port takes connections: each failed dial of the daemon
-lengthens its back-off, up to five minutes. While nobody answers, the round comes every 2 s.
+lengthens its back-off, up to five minutes. While nobody answers, the round comes every 2 s. A client, which stands in
+nobody's table, asks two of those met, and as many as a server only when neither they nor a bootstrap peer answers.
 """
 
 import asyncio
@@ -39,7 +40,10 @@ FORGET_AFTER_S: Final = 3600.0
 """A peer that has been silent for so long left for good; while all are silent, nobody is forgotten."""
 _BACK_OFF: Final = "dial backoff"
 """The daemon's word for not trying again yet: the reason is what it said before."""
-_ASKED_EACH_ROUND: Final = 16
+_ASKED_EACH_ROUND: Final = (16,)
+_ASKED_BY_CLIENT: Final = (2, 16)
+"""Of the peers met; the second number in the same round when nobody has answered. An idle client asks so few: that it
+finds a dead peer of its own table minutes later costs its next search one RPC_TIMEOUT_S."""
 _TOLERATED_SKEW_S: Final = 3.0
 
 
@@ -54,11 +58,12 @@ class _Place:
 class Membership:
     """Who this peer knows, and the keeping in touch with them."""
 
-    def __init__(self, own: PeerId, control: Control, dht: Dht, rng: random.Random) -> None:
+    def __init__(self, own: PeerId, control: Control, dht: Dht, rng: random.Random, *, is_client: bool) -> None:
         self._own = own
         self._control = control
         self._dht = dht
         self._rng = rng
+        self._asked_each_round = _ASKED_BY_CLIENT if is_client else _ASKED_EACH_ROUND
         self._bootstrap: dict[PeerId, list[PeerAddress]] = {}
         self._remembered: dict[PeerId, _Place] = {}
         self._is_alone = False
@@ -101,18 +106,23 @@ class Membership:
         """One round."""
         connected = await self._control.connected_peers()
         self._remember(connected)
-        some = self._rng.sample(sorted(self._remembered), min(_ASKED_EACH_ROUND, len(self._remembered)))
-        asked = {peer: self._remembered[peer].addresses for peer in some} | self._bootstrap
-        if not asked:
+        if not self._remembered and not self._bootstrap:
             return
-        meetings = [self._meet(peer, addresses, peer in connected) for peer, addresses in asked.items()]
-        answers = await asyncio.gather(*meetings)  # each is bounded
-        was_alone, self._is_alone = self._is_alone, all(reason is not None for reason in answers)
+        was_alone, self._is_alone = self._is_alone, not await self._does_anybody_answer(connected)
         if self._is_alone and not was_alone:
-            log.warning("all peers are lost; looking for them", extra={"peers": len(asked)})
+            log.warning("all peers are lost; looking for them", extra={"remembered": len(self._remembered)})
         elif was_alone and not self._is_alone:
             log.info("rejoined the swarm")
             await self._dht.explore()
+
+    async def _does_anybody_answer(self, connected: dict[PeerId, list[str]]) -> bool:
+        for count in self._asked_each_round:
+            some = self._rng.sample(sorted(self._remembered), min(count, len(self._remembered)))
+            asked = {peer: self._remembered[peer].addresses for peer in some} | self._bootstrap
+            meetings = [self._meet(peer, addresses, peer in connected) for peer, addresses in asked.items()]
+            if None in await asyncio.gather(*meetings):  # each is bounded
+                return True
+        return False
 
     def _remember(self, connected: dict[PeerId, list[str]]) -> None:
         """Where the peers met can be dialled; only the last ones, so that strangers cannot fill our memory."""

@@ -65,7 +65,8 @@ class Libp2pTransport:
         self._helper = reach.Helper(self.peer_address, probe.locate, probe.probe)
         self._wall_clock = wall_clock
         self._dht = dht
-        self._membership = Membership(peer, control, dht, random.Random())  # noqa: S311 (picks whom to ask)
+        rng = random.Random()  # noqa: S311 (picks whom to ask)
+        self._membership = Membership(peer, control, dht, rng, is_client=is_client)
         self._listener: Listener | None = None
         self._accepts: dict[str, Accept] = {}
         self._streams: dict[PeerId, list[SocketStream]] = {}

@@ -140,12 +140,14 @@ class MemoryNetwork:
         reached: dict[PeerId, MemoryTransport] = {}
         seen = {asker.peer, *asker.known}
         to_ask = sorted(asker.known)
+        is_everybody_found = False
         while to_ask:
             peer = to_ask.pop()
             if self.answers(asker.peer, peer) and self._living[peer].takes_calls_of(asker):
                 reached[peer] = self._living[peer]
-                if self._living.keys() <= seen:
-                    continue  # everybody is found: what is left to learn is who answers
+                is_everybody_found = is_everybody_found or self._living.keys() <= seen
+                if is_everybody_found:
+                    continue  # what is left to learn is who answers
                 unseen = self._living[peer].known - seen
                 seen |= unseen
                 to_ask.extend(sorted(unseen))  # sorted: sets of strings have another order in each process

@@ -1,8 +1,10 @@
 """Records in memory: every peer keeps a shelf, and a record stands on the shelves of a few peers near its key.
 
 As in a Kademlia table, which peers those are follows from hashes, every storing peer checks what it keeps, and a
-reader asks the same few. Checks are those of `net/records.py`, by each peer's own wall clock. `Traffic` counts what
-this costs each peer; here everybody knows everybody, so the steps of a lookup towards the key are not in it.
+reader asks those near the key. Checks are those of `net/records.py`, by each peer's own wall clock. `Traffic` counts
+what this costs each peer, as on the real network (`net/libp2p/dht.py`): who publishes asks the nearest peers who is
+nearest before some of them keep it, and the first time one of them shows it. Here everybody knows everybody: the way
+towards the key is not counted, which in hivemind's tables of a thousand peers asks four more at most.
 """
 
 import asyncio
@@ -19,13 +21,22 @@ from corolla.ids import PeerId
 from corolla.net.groups import AddressGroup
 from corolla.net.identity import Identity
 from corolla.net.places import OURS, UNKNOWN, Places
-from corolla.net.records import MAX_LIFETIME_S, Record, RecordRejected, check_times, open_record, sign_record
+from corolla.net.records import (
+    MAX_LIFETIME_S,
+    REPLICAS,
+    Record,
+    RecordRejected,
+    check_times,
+    open_record,
+    sign_record,
+)
 
-REPLICAS: Final = 8
-"""Peers that keep a record beside its publisher: with hivemind's 5, half of them may vanish between refreshes."""
-
+ASKED: Final = 20
+"""Peers that a search asks, the nearest to the key: hivemind's bucket, and as many neighbours are in each reply."""
 REQUEST_BYTES: Final = 120
-"""Of a request or a reply without its records: ids, the key's hash, framing (hivemind's are about as large)."""
+"""Of a request or a reply without records and neighbours: ids, hashes, framing (hivemind's are about as large)."""
+NEIGHBOUR_BYTES: Final = 62
+"""Of one neighbour that a reply to a search names: a hash and a peer id."""
 
 
 @dataclass(slots=True)
@@ -36,7 +47,7 @@ class Traffic:
     num_bytes: int = 0
 
     def exchange(self, other: "Traffic", num_bytes: int) -> None:
-        """One request and its reply, with this many bytes of records in one of the two."""
+        """One request and its reply, with this many bytes of records or neighbours in one of the two."""
         for side in (self, other):
             side.messages += 2
             side.num_bytes += 2 * REQUEST_BYTES + num_bytes
@@ -72,6 +83,10 @@ class Shelf:
     def blobs(self, key: str) -> Mapping[PeerId, tuple[float, bytes]]:
         """(expiry, blob) of each publisher under `key`; expired ones may still be among them."""
         return self._blobs.get(key, {})
+
+    def num_bytes(self, key: str) -> int:
+        """Of all that lies under `key`: what a reply to a reader carries."""
+        return sum(len(blob) for _, blob in self.blobs(key).values())
 
     def _find_place(self, key: str, peer: PeerId, group: AddressGroup, now: float) -> bool:
         if self._places.is_full(key):
@@ -125,6 +140,7 @@ class MemoryRecords:
         self._has_met_others = has_met_others
         self._round_trip_s = round_trip_s
         self._shelf = Shelf()
+        self._has_read_back = False
         self.traffic: Final = Traffic()
 
     @property
@@ -143,22 +159,28 @@ class MemoryRecords:
         blob = sign_record(self._identity, key, value, expires_at)
         _SIGNED_HERE.add(key, blob, Record(self._identity.peer, value, expires_at))
         self._shelf.store(key, self._identity.peer, blob, self._wall_time(), Bringer(self._identity.peer, OURS))
-        keepers = _nearest(key, self._answering())
-        if not keepers:
+        asked = _nearest(key, self._answering())
+        if not asked:
             return not self._has_met_others()
-        await asyncio.sleep(max(self._round_trip_s(peer) for peer in keepers))
-        for keeper in keepers.values():
+        keepers = asked[:REPLICAS]
+        await asyncio.sleep(max(self._round_trip_s(keeper._identity.peer) for keeper in keepers))
+        for other in asked:
+            self.traffic.exchange(other.traffic, NEIGHBOUR_BYTES * len(asked))
+        for keeper in keepers:
             self.traffic.exchange(keeper.traffic, len(blob))
-        kept = [keeper.keep(key, self._identity.peer, blob, self._as_bringer) for keeper in keepers.values()]
+        kept = [keeper.keep(key, self._identity.peer, blob, self._as_bringer) for keeper in keepers]
+        if any(kept) and not self._has_read_back:
+            self._has_read_back = True
+            self.traffic.exchange(keepers[0].traffic, keepers[0]._shelf.num_bytes(key))
         return any(kept)
 
     async def get(self, key: str) -> list[Record]:
         asked = _nearest(key, self._answering())
         if asked:
-            await asyncio.sleep(max(self._round_trip_s(peer) for peer in asked))
+            await asyncio.sleep(max(self._round_trip_s(other._identity.peer) for other in asked))
         newest = dict(self._shelf.blobs(key))
-        for other in asked.values():
-            self.traffic.exchange(other.traffic, sum(len(blob) for _, blob in other._shelf.blobs(key).values()))
+        for other in asked:
+            self.traffic.exchange(other.traffic, NEIGHBOUR_BYTES * len(asked) + other._shelf.num_bytes(key))
             for peer, (expires_at, blob) in other._shelf.blobs(key).items():
                 if peer not in newest or newest[peer][0] < expires_at:
                     newest[peer] = (expires_at, blob)
@@ -215,12 +237,10 @@ def _verify(key: str, peer: PeerId, blob: bytes, now: float) -> Record:
     return record
 
 
-def _nearest(key: str, peers: Mapping[PeerId, MemoryRecords]) -> dict[PeerId, MemoryRecords]:
-    """The peers whose hashes are nearest to the key's (Kademlia §2.3)."""
-    if len(peers) <= REPLICAS:
-        return dict(peers)
+def _nearest(key: str, peers: Mapping[PeerId, MemoryRecords]) -> list[MemoryRecords]:
+    """The peers whose hashes are nearest to the key's, the nearest first (Kademlia §2.3)."""
     target = _hash(key)
-    return {peer: peers[peer] for peer in heapq.nsmallest(REPLICAS, peers, key=lambda peer: _hash(peer) ^ target)}
+    return [peers[peer] for peer in heapq.nsmallest(ASKED, peers, key=lambda peer: _hash(peer) ^ target)]
 
 
 @lru_cache(maxsize=1 << 16)
