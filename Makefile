@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TORCH := 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: install demo test check format latest clean
+.PHONY: install demo test check format latest oldest clean
 
 install: $(STAMP)
 
@@ -34,6 +34,9 @@ test: $(STAMP)
 
 latest: $(STAMP)
 	@$(BIN)/python tools/latest.py
+
+oldest: $(STAMP)
+	@$(BIN)/python tools/oldest.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .
