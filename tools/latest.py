@@ -15,17 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 from corolla.models.survey import Row, rows_of_table, what_changed
+from fresh import make_environment, say
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "families.md"
-TORCH_INDEX = os.environ.get("TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
-INSTALL_TIMEOUT_S = 1800
 SURVEY_TIMEOUT_S = 3600
 
 
@@ -35,7 +33,10 @@ def main() -> int:
     wanted = parser.parse_args().transformers
     directory = Path(tempfile.mkdtemp(prefix="corolla-latest-"))
     try:
-        python = make_environment(directory, f"transformers=={wanted}" if wanted else "transformers")
+        torch = f"torch=={version('torch').partition('+')[0]}"
+        newest = f"transformers=={wanted}" if wanted else "transformers"
+        say(f"installing {newest} into a fresh environment")
+        python = make_environment(directory, torch, newest, "accelerate", "safetensors", "numpy", "msgspec")
         tried = ask(python, "import transformers; print(transformers.__version__)")
         say(f"trying every family on transformers {tried}, torch {version('torch')}")
         return compare(rows_of_table(PAGE.read_text()), survey(python))
@@ -54,20 +55,6 @@ def compare(before: dict[str, Row], rows: Iterator[Row]) -> int:
         report({name: row for name, row in before.items() if name in after}, after)
         return 1
     return report(before, after)
-
-
-def make_environment(directory: Path, transformers: str) -> Path:
-    """A fresh environment with what the model layer needs; its python."""
-    say(f"installing {transformers} into a fresh environment")
-    venv.create(directory, with_pip=True)
-    python = directory / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    torch = f"torch=={version('torch').partition('+')[0]}"
-    # The CPU build by itself and first, as the Makefile does: an unpinned torch fetches gigabytes of CUDA.
-    if run([*pip, "--no-deps", "--no-index", torch], quiet=True) != 0:
-        check([*pip, "--no-deps", torch, *(["--index-url", TORCH_INDEX] if TORCH_INDEX else [])])
-    check([*pip, torch, transformers, "accelerate", "safetensors", "numpy", "msgspec"])
-    return python
 
 
 def survey(python: Path) -> Iterator[Row]:
@@ -103,21 +90,6 @@ def report(before: dict[str, Row], after: dict[str, Row]) -> int:
 
 def ask(python: Path, code: str) -> str:
     return subprocess.check_output([str(python), "-c", code], text=True, timeout=300).strip()  # noqa: S603 - ours
-
-
-def check(command: Sequence[str]) -> None:
-    if run(command) != 0:
-        raise SystemExit(f"failed: {' '.join(command)}")
-
-
-def run(command: Sequence[str], *, quiet: bool = False) -> int:
-    output = subprocess.DEVNULL if quiet else None
-    return subprocess.run(command, stdout=output, stderr=output, timeout=INSTALL_TIMEOUT_S, check=False).returncode  # noqa: S603 - ours
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

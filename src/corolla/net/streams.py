@@ -8,7 +8,8 @@ Rules every implementation keeps:
 - `peer` is authenticated by the transport.
 - A peer that opens streams too fast gets none through, and is cut off if it goes on (`net/guard.py`).
 - `on_bytes` and `on_closed` run on the event loop; `on_closed` runs once, last, also after our own `close`.
-- Nothing is contacted but the peers named by the user and the peers met through them.
+- Nothing is contacted but the peers named by the user and the peers met through them. One exception: an address that a
+  peer says is its own is tried when it asks for that, seldom and with bounds (`net/reach.py`).
 """
 
 from collections.abc import Callable, Sequence

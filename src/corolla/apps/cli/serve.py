@@ -37,7 +37,7 @@ class Device(click.ParamType[str]):
     name = "device"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", value):
+        if not re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,3})?", value):
             self.fail(f"{value!r} is not one of cpu, cuda, cuda:N, mps", param, ctx)
         return value
 
