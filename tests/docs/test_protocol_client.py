@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from corolla.apps.sim.toy import ToySpan, hidden_of, numbers_of, whole_model
-from corolla.ids import Fingerprint, SessionId
+from corolla.ids import Fingerprint, PeerId, SessionId
 from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness
 from corolla.net.memory.loop import run_virtual
@@ -125,6 +125,24 @@ def test_a_replay_to_a_server_without_a_next_gives_its_answers_again() -> None:
         client.control.send(wire.Replay(session=SESSION, route_version=1, from_step=0))
         await asyncio.sleep(1)
         assert not [message for message in client.heard if isinstance(message, wire.Output)], "of another route"
+
+    with_server(story)
+
+
+def test_a_server_that_has_become_a_tail_tells_its_client_no_history() -> None:
+    async def story(client: Client) -> None:
+        client.open(route_version=1, next=PeerId("nobody"), is_fresh=False)
+        client.step(0, 0, [5], route_version=1)
+        await asyncio.sleep(1)
+        client.open(route_version=2, is_fresh=False)
+        await asyncio.sleep(1)
+        client.control.send(wire.Replay(session=SESSION, route_version=2, from_position=0))
+        await asyncio.sleep(1)
+        client.step(1, 1, [6], route_version=2)
+        await asyncio.sleep(1)
+        assert not [message for message in client.heard if isinstance(message, wire.Step)]
+        outputs = [message for message in client.heard if isinstance(message, wire.Output)]
+        assert [numbers_of(output.hidden)[-1] for output in outputs] == whole_model(BLOCKS, [5, 6])
 
     with_server(story)
 

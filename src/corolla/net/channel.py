@@ -25,7 +25,7 @@ from corolla.wire.messages import AnyMessage
 from corolla.wire.tensors import Buffer
 
 MAX_PENDING_BYTES: Final = 64 << 20
-"""One message of the largest size. Windows (`Opened.window_bytes`) keep honest peers far below it."""
+"""One message of the largest size. Windows keep honest peers far below it."""
 
 log = logging.getLogger(__name__)
 

@@ -77,8 +77,12 @@ class Routes:
             self._tasks.spawn(self._release(session))
 
     def start_replay(self, session: HostedSession, ask: wire.Replay) -> None:
-        """Send the next hop, or one that stands by, what it lacks. Of an older route: nobody waits for it."""
-        if ask.route_version != session.state.route_version:
+        """Send the next hop, or one that stands by, what it lacks. Of an older route: nobody waits for it.
+
+        A tail has no history to tell: its client would take steps for a fault.
+        """
+        is_of_a_tail = ask.to is None and session.next is None and ask.from_position is not None
+        if ask.route_version != session.state.route_version or is_of_a_tail:
             return
         is_aside = ask.to is not None
         session.wanted_replays[is_aside] = ask
@@ -160,6 +164,8 @@ class Routes:
                 after=session.key,
             )  # fmt: skip
             await send_paced(channel, steps, ask.route_version, is_wanted=lambda: False not in session.wanted_replays)
+            if False in session.wanted_replays:
+                return  # a newer one: what is held back follows that
             await self._executor.call(push.release, after=session.key)
         session.awaits_replay = False
 

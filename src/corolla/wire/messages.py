@@ -1,6 +1,6 @@
 """The messages of the session protocol, in their final form (`docs/protocol.md`).
 
-Control stream, one per (client, server): `Open`, `Opened`, `Refused`, `Heartbeat`, `Drain`, `HopLost`,
+Control stream, one per (client, server): `Open`, `Opened`, `Refused`, `Heartbeat`, `Drain`, `Replay`, `HopLost`,
 `LinkDown`, `Close`. Data stream, one per (session, link): `Attach` first, then `Step` one way and `Output` or
 `Refused` the other. Values are checked while decoding (`wire/codec.py`): what arrives here has the right
 types and lies within these bounds; whether it makes sense in a session is for the state machines to say.
@@ -101,7 +101,7 @@ class Opened(Message, tag="opened", frozen=True, kw_only=True):
     max_chunk_tokens: Tokens
     """Most positions × rows the server takes in one step."""
     window_bytes: Count
-    """Most bytes that may be sent ahead of their answers."""
+    """Most bytes of hidden states in one step."""
     prefill_in_chunks: bool = True
     """False: a prompt must come in one step, and only single positions after it; this family's state is not exact in
     chunks."""
@@ -142,7 +142,8 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     """Padding positions at the left of each row; None: no row has any."""
     want: Want | None = None
     replay: bool = False
-    """Only rebuilds the cache: a part of the history, in order of position. Nobody answers it."""
+    """Only rebuilds the cache: a part of the history, in order of position. A tail answers where it wants
+    something."""
     hidden: WireTensor
     """[batch, new_tokens, hidden_size], or as the family shapes its stream."""
     position_ids: WireTensor | None = None
