@@ -10,6 +10,7 @@ import pytest
 from corolla import errors
 from corolla.net.records import MAX_LIFETIME_S, MAX_RECORD_BYTES
 from corolla.server.config import SessionLimits
+from corolla.server.push import MAX_JOURNAL_BYTES
 from corolla.wire.frames import DEFAULT_LIMITS, frame_message
 from corolla.wire.messages import AnyMessage, Heartbeat
 from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
@@ -57,6 +58,8 @@ def test_the_limits_are_the_codes() -> None:
         f"| {limits.max_sessions}; {limits.max_sessions_per_peer}; ",
         f"| {limits.cache_wait_s:g} s |",
         f"| {limits.idle_timeout_s:g} s |",
+        f"| {MAX_JOURNAL_BYTES >> 20} MiB, oldest",
+        f"at most {limits.max_journal_bytes >> 30} GiB;",
         f"{MAX_RECORD_BYTES:,} bytes",
         f"{MAX_LIFETIME_S:g} s ahead",
     ):

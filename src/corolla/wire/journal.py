@@ -69,6 +69,16 @@ class Journal:
         return self._nbytes
 
     @property
+    def recent_nbytes(self) -> int:
+        """Of them, those of the newest steps, which are not part of the history yet."""
+        return sum(step.hidden.nbytes for step in self._recent)
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces that `shed` drops one by one, but for the last."""
+        return self._num_folded + len(self._recent)
+
+    @property
     def history_end(self) -> int:
         """Positions in the history, those that were dropped included; the recent steps come after it."""
         return self.first_position + self._num_tokens
@@ -98,7 +108,7 @@ class Journal:
 
     def shed(self, max_bytes: int) -> None:
         """Drop the oldest positions until no more bytes are kept than this; the newest step always is."""
-        while self._nbytes > max_bytes and self._num_folded + len(self._recent) > 1:
+        while self._nbytes > max_bytes and self.num_pieces > 1:
             if not self._num_folded:
                 self._fold(self._recent.popleft())
             self._drop_oldest()
@@ -232,7 +242,7 @@ class Journal:
         self._num_settled = max(self._num_settled - 1, 0)
 
     def _count(self) -> None:
-        self._nbytes = sum(s.hidden.nbytes for s in self._segments) + sum(s.hidden.nbytes for s in self._recent)
+        self._nbytes = sum(segment.hidden.nbytes for segment in self._segments) + self.recent_nbytes
 
 
 def _can_merge(first: _Segment, second: _Segment) -> bool:
