@@ -117,6 +117,8 @@ BOUNDS = {
     "bytes of hidden states ": f"`window_bytes` (default {mib(LIMITS.max_chunk_bytes)} MiB)",
     "steps kept as they were": f"{MAX_RECENT}",
     "a session's journal ": f"{mib(MAX_JOURNAL_BYTES)} MiB",
+    "all sessions' journals and last replies ": "half of the memory that it leaves alone, or a quarter of the "
+    f"machine's where the device has its own, at most {LIMITS.max_journal_bytes >> 30} GiB",
     "a client's journals": f"{CLIENT.max_journal_bytes >> 30} GiB",
     "positions in a session; rows": f"{LIMITS.max_session_tokens:,}; {LIMITS.max_rows}",
     "sessions of one client": "; ".join(map(str, astuple(CAPS.sessions))),

@@ -4,8 +4,9 @@ import asyncio
 import itertools
 import random
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import pytest
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from corolla.net.memory.transport import MemoryTransport
 from corolla.server import routes
 from corolla.server.admission import Cap, Guest, Holdings
 from corolla.server.config import SessionLimits
-from corolla.server.executor import InlineExecutor
+from corolla.server.executor import InlineExecutor, Job
 from corolla.server.handler import Handler
 from corolla.server.kv import CachePool
 from corolla.server.routes import MayDial
@@ -31,6 +32,7 @@ from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
 
 MODEL = Fingerprint("f" * 32)
 BLOCKS = 4
+T = TypeVar("T")
 LIMITS = HopLimits(dial_timeout_s=5, open_timeout_s=20)
 
 
@@ -42,6 +44,8 @@ class Session:
         self.ask = ask
         self._answer: asyncio.Future[wire.Output] | None = None
         self.fault: SwarmError | None = None
+        self.progress: list[int] = []
+        """Newest step each time it said, unasked, how far it has got."""
 
     async def open(self) -> "Session":
         await self.hop.open(self.ask)
@@ -69,6 +73,10 @@ class Session:
             self._answer.set_exception(error)
 
     def on_drain(self, hop: Hop, deadline_s: float) -> None: ...
+
+    def on_progress(self, hop: Hop) -> None:
+        assert hop.opened is not None
+        self.progress.append(hop.opened.last_step_no)
 
 
 async def open_session(link: ServerLink, ask: wire.Open) -> Session:
@@ -615,6 +623,38 @@ def test_reading_the_numbers_from_another_thread_changes_no_books(monkeypatch: p
             await run(hop, step(1, 3, [8]))
             assert numbers == [0]
             assert threads == {threading.get_ident()}
+
+    run_virtual(story())
+
+
+class DoneAtOnce(InlineExecutor):
+    """A device thread that is done with a step before the loop, which hands it over, has come to its next line."""
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            job.run()
+
+    async def call(self, work: Callable[[], T], *, after: Hashable = None) -> T:
+        await asyncio.sleep(1)
+        return await super().call(work, after=after)
+
+
+def test_who_stands_by_says_how_far_it_has_got_also_when_what_lay_unread_is_done_at_once() -> None:
+    """Else a drain would wait for it until its deadline."""
+
+    async def story() -> None:
+        async with lab(executor=DoneAtOnce()) as here, here.link() as link:
+            session = Session(link, here.ask(standby=True, hold=True))
+            hop, opening = session.hop, asyncio.create_task(session.hop.open(session.ask))
+            await asyncio.sleep(1.5)  # it has cache, and is not on its route yet
+            await hop.connect()
+            hop.push(step(7, 0, [1, 2, 3], replay=True))
+            await opening
+            await asyncio.sleep(1)
+            assert session.progress == [7]
+            hop.close()
+            await asyncio.sleep(3)
+            here.assert_nothing_held()
 
     run_virtual(story())
 

@@ -1,12 +1,15 @@
 """The journal: replaying it gives exactly the history that the steps amounted to."""
 
+import math
 import struct
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corolla.wire.journal import MAX_RECENT, Journal
+from corolla.wire import journal as journal_module
+from corolla.wire.journal import MAX_RECENT, MAX_SEGMENTS, Journal
 from corolla.wire.messages import Step
 from corolla.wire.tensors import WireTensor
 from corolla.wire.verbatim import VerbatimJournal
@@ -231,6 +234,72 @@ def test_a_gap_is_not_forgotten_when_the_step_behind_it_is_folded(kind: type[Jou
     add(journal, last + 1, 5, [[50]], trim_to=5)
     add(journal, last + 2, 6, [[51]])
     assert not journal.covers(last + 2), "what is missing lies before"
+
+
+def test_the_cap_holds_while_a_history_is_replayed_to_us_too() -> None:
+    journal = Journal(max_bytes=20 * 8)
+    for position in range(0, 60, 5):
+        journal.add_history(Step(step_no=59, position=position, replay=True, hidden=hidden([[*range(5)]])))
+        assert journal.nbytes <= 20 * 8
+    assert (journal.first_position, journal.history_end) == (40, 60)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each copy that merging made."""
+    made: list[int] = []
+    join = journal_module._join
+
+    def counted(parts: Sequence[tuple[WireTensor, list[int], int]]) -> WireTensor:
+        joined = join(parts)
+        made.append(joined.nbytes)
+        return joined
+
+    monkeypatch.setattr(journal_module, "_join", counted)
+    return made
+
+
+@pytest.mark.parametrize("num_steps", [500, 8000])
+def test_keeping_a_step_copies_few_bytes_however_long_the_history_is(num_steps: int, copies: list[int]) -> None:
+    journal = Journal(HUGE)
+    for step_no in range(num_steps):
+        add(journal, step_no, step_no, [[step_no]])
+    assert sum(copies) <= 8 * num_steps * (2 + math.log2(num_steps / MAX_SEGMENTS))
+    assert len(journal._segments) <= 2 * MAX_SEGMENTS, "a row gather touches them all"
+    assert replayed(everything(journal, max_tokens=1000)) == [[*range(num_steps)]]
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_whatever_is_trimmed_the_bytes_copied_are_a_small_multiple_of_those_kept(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        made: list[int] = []
+        join = journal_module._join
+        patch.setattr(journal_module, "MAX_SEGMENTS", 4)
+        patch.setattr(journal_module, "_join", lambda parts: made.append(sum(p[2] for p in parts)) or join(parts))
+        journal, position, added = Journal(HUGE), 0, 0
+        for step_no in range(data.draw(st.integers(1, 150))):
+            trim_to = None
+            if position and data.draw(st.integers(0, 9)) == 0:
+                position = trim_to = data.draw(st.integers(max(position - 20, 0), position))
+            size = data.draw(st.sampled_from([1, 1, 1, 1, 7]))
+            add(journal, step_no, position, [[*range(position, position + size)]], trim_to=trim_to)
+            position, added = position + size, added + size
+            assert journal.history_end + sum(step.hidden.shape[1] for step in journal.recent(0)) == position
+        assert sum(made) <= added * (2 + math.log2(added))
+        assert replayed(everything(journal)) == [[*range(position)]]
+
+
+def test_no_step_waits_for_the_copy_of_a_long_history(monkeypatch: pytest.MonkeyPatch, copies: list[int]) -> None:
+    monkeypatch.setattr(journal_module, "RUN_BYTES", 1024)
+    journal = Journal(max_bytes=8 * 4000)
+    for step_no in range(5000):
+        add(journal, step_no, step_no, [[step_no]])
+    assert max(copies) <= 1024
+    assert journal.history_end - journal.first_position >= 3800, "the cap took the oldest, not the whole history"
+    copies.clear()
+    journal.compact()
+    assert len(list(journal.replay(0, 8192, HUGE))) == 1
 
 
 # --- of exact sessions

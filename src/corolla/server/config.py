@@ -26,6 +26,9 @@ class SessionLimits:
     """Most positions × rows in one step: bounds the memory and the time that one pass takes."""
     max_chunk_bytes: int = 16 << 20
     """Most bytes of hidden states in one step (a message may have 64 MB)."""
+    max_journal_bytes: int = 16 << 30
+    """What all sessions together may keep in host memory of what they pushed on, to rebuild servers that are lost;
+    lowered to a share of what the machine has free (`memory.py`)."""
     max_waiting_steps: int = 1024
     """Steps in line for the device thread before new ones are refused as `Overloaded`."""
     cache_wait_s: float = 5.0

@@ -5,6 +5,7 @@
     routes.py    its place on a route: the next hop, replays to it
     data.py      incoming data streams: which session each belongs to
     steps.py     the steps on them: judged (session.py, pure), put in line, answered
+    journals.py  what all of them keep of what they pushed on
     replies.py   what is said to clients
 
 Everything a session holds (lease, cache, links, place in the tables) is given back by the one task that holds it
@@ -27,9 +28,11 @@ from corolla.server.control import Control, Controls
 from corolla.server.data import DataStreams
 from corolla.server.executor import Executor
 from corolla.server.hosted import HostedSession, StepJob
+from corolla.server.journals import Journals
 from corolla.server.kv import CachePool
 from corolla.server.meter import SpeedMeter
 from corolla.server.opening import caps_of, check_blocks, check_open, check_way, state_of
+from corolla.server.push import MAX_JOURNAL_BYTES, Push
 from corolla.server.replies import Replies, ServerCounters
 from corolla.server.routes import MayDial, Routes
 from corolla.server.runner import SpanRunner
@@ -83,6 +86,7 @@ class Handler:
         self.is_away = False
         """Between two spans, hosting nothing: no new session is taken."""
         self.admission = Admission(caps_of(limits, pool.total_pages), listed)
+        self.journals = Journals(limits.max_journal_bytes)
         self._tasks = Tasks()
         self._replies = Replies(limits, self.counters)
         self._steps = Steps(
@@ -233,12 +237,13 @@ class Handler:
         return HostedSession(
             state_of(ask, facts, limits, control.peer),
             control, guest, self.runner, ask.start, ask.end, ask.wire_dtype, ask.want, ask, next=None,
-            last_used=loop_time(),
+            last_used=loop_time(), push=Push(min(MAX_JOURNAL_BYTES, limits.max_journal_bytes)),
         )  # fmt: skip
 
     def _saw_step(self, job: StepJob) -> None:
-        """Real work keeps the announced speed true. On the device thread."""
+        """What the session keeps is counted, and real work keeps the announced speed true. On the device thread."""
         session = job.session
+        self.journals.saw(session.push, session.guest)
         if session.runner is self.runner:
             self.meter.saw_step(
                 new_tokens=job.new_tokens, rows=job.step.hidden.shape[0], num_blocks=session.stop - session.start,
@@ -272,6 +277,10 @@ class Handler:
             control.forget(session)
             self.admission.close_session(session.guest, ask.max_tokens * ask.max_rows)
             session.end("the session ended")
+            session.push.is_over = True
+            if session.cache is not None:
+                forget = partial(self.journals.forget, session.push)
+                self._tasks.spawn(self.executor.call(forget, after=session.key))
             session.cache = None
             session.is_cleared.set()
             is_farewell = not session.is_clients_end and not self.is_leaving

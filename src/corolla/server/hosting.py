@@ -26,7 +26,7 @@ from corolla.models.span import Span
 from corolla.models.tensors import TORCH_DTYPES
 from corolla.server.config import ServerConfig
 from corolla.server.device import free_memory_bytes
-from corolla.server.memory import HEADROOM_SHARE, LEAST_HEADROOM_BYTES, MemoryNeeds, MemoryPlan, plan_memory, transition
+from corolla.server.memory import MemoryNeeds, MemoryPlan, headroom, plan_memory, transition
 from corolla.server.span import TorchSpanRunner
 from corolla.server.speed import Speed, SpeedKey, recall_speed, remember_speed, remembered_speed
 
@@ -86,7 +86,10 @@ class Host:
         config = self.config
         about = describe_model(self.checkpoint, dtype=self._dtype, quantization=config.quantization)
         needs = memory_needs(about, config.cache_tokens)
-        plan = plan_memory(free_memory_bytes(config.device), needs, num_blocks=config.num_blocks)
+        plan = plan_memory(
+            free_memory_bytes(config.device), needs,
+            num_blocks=config.num_blocks, journal_bytes=config.limits.max_journal_bytes,
+        )  # fmt: skip
         everywhere = about.cuts == tuple(range(1, about.num_blocks))
         return Room(
             plan=plan,
@@ -133,8 +136,9 @@ class Host:
             free_bytes=free_bytes,
             weights_bytes=span.weight_bytes,
             cache_bytes=cache_bytes,
-            headroom_bytes=max(int(HEADROOM_SHARE * free_bytes), LEAST_HEADROOM_BYTES),
+            headroom_bytes=headroom(free_bytes),
             cache_tokens=self.config.cache_tokens,
+            journal_bytes=self.config.limits.max_journal_bytes,
         )
         log.info(plan.sentence)
         if span.weight_bytes + cache_bytes > free_bytes:

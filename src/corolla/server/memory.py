@@ -10,6 +10,9 @@ from corolla.wire.tensors import ITEM_BYTES
 HEADROOM_SHARE: Final = 0.2
 """Of the free memory: activations, the allocator's gaps and everything else on the machine (others measured 20 %)."""
 LEAST_HEADROOM_BYTES: Final = 256 << 20
+JOURNAL_SHARE: Final = 0.25
+"""Of the machine's free memory, where the blocks and the cache lie in the device's own."""
+LEAST_JOURNAL_BYTES: Final = 64 << 20
 QUANTIZED_BITS: Final[dict[str, float]] = {"int8": 8.08, "nf4": 4.29}
 """Bits of one weight, its share of scales included (predecessor: 8 and 4.25, plus 1 %)."""
 
@@ -39,6 +42,8 @@ class MemoryPlan:
     cache_bytes: int
     headroom_bytes: int
     cache_tokens: int
+    journal_bytes: int = 0
+    """Of the machine's memory: on a device without its own, a part of the headroom."""
 
     @property
     def sentence(self) -> str:
@@ -46,18 +51,21 @@ class MemoryPlan:
         return (
             f"hosting {self.num_blocks} of {self.of_blocks} blocks: {_gib(self.weights_bytes)} of weights and "
             f"{_gib(self.cache_bytes)} of cache for {self.cache_tokens} tokens, in {_gib(self.free_bytes)} of free "
-            f"memory, of which {_gib(self.headroom_bytes)} are left alone"
+            f"memory, of which {_gib(self.headroom_bytes)} are left alone; what sessions pushed on takes at most "
+            f"{_gib(self.journal_bytes)} of the machine's memory"
         )
 
 
-def plan_memory(free_bytes: int, needs: MemoryNeeds, *, num_blocks: int | None = None) -> MemoryPlan:
+def plan_memory(
+    free_bytes: int, needs: MemoryNeeds, *, num_blocks: int | None = None, journal_bytes: int = 0
+) -> MemoryPlan:
     """As many blocks as fit, or `num_blocks` if they do. Raises BadInput with the numbers when they do not.
 
     Blocks differ in some models (a few dense ones before many of experts): what is planned with is the largest, so
     that the server may move to any of them.
     """
     of_blocks = len(needs.block_bytes)
-    headroom_bytes = max(int(HEADROOM_SHARE * free_bytes), LEAST_HEADROOM_BYTES)
+    headroom_bytes = headroom(free_bytes)
     cache_bytes = needs.cache_tokens * needs.cache_bytes_per_token
     each_bytes = max(needs.block_bytes) + cache_bytes
     fitting = min(max(free_bytes - headroom_bytes - needs.side_bytes, 0) // each_bytes, of_blocks)
@@ -80,7 +88,19 @@ def plan_memory(free_bytes: int, needs: MemoryNeeds, *, num_blocks: int | None =
         cache_bytes=hosted * cache_bytes,
         headroom_bytes=headroom_bytes,
         cache_tokens=needs.cache_tokens,
+        journal_bytes=journal_bytes,
     )
+
+
+def headroom(free_bytes: int) -> int:
+    """Bytes of so much free memory that are left alone."""
+    return max(int(HEADROOM_SHARE * free_bytes), LEAST_HEADROOM_BYTES)
+
+
+def journal_room(free_bytes: int, *, is_shared: bool) -> int:
+    """Bytes of the machine's free memory that all sessions' journals may take. `is_shared`: the blocks lie there too;
+    then half of what they leave alone."""
+    return headroom(free_bytes) // 2 if is_shared else max(int(JOURNAL_SHARE * free_bytes), LEAST_JOURNAL_BYTES)
 
 
 def weight_bytes(num_weights: int, dtype: str, quantization: str | None = None) -> int:

@@ -31,6 +31,8 @@ class Push:
         self.is_tail = True
         self.route_version = 0
         self.replay_on = False
+        self.is_over = False
+        """Set by the loop: the session has ended, and what it still computes counts nowhere."""
         self.send_s = 0.0
         """How long it took to get the latest step's result away; the step after it tells. The device thread's."""
         self._journal = Journal(max_journal_bytes)
@@ -58,8 +60,31 @@ class Push:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory that the journal holds."""
-        return self._journal.nbytes
+        """Bytes of host memory that the journal and the last replies hold."""
+        return self._journal.nbytes + sum(reply.hidden.nbytes for reply in self._replies if reply.hidden is not None)
+
+    @property
+    def has_history(self) -> bool:
+        """Whether it keeps more than the newest steps and replies, which could be sent again as they were."""
+        return self._journal.nbytes > self._journal.recent_nbytes
+
+    @property
+    def has_gap(self) -> bool:
+        return self._journal.first_position > 0
+
+    @property
+    def can_shed(self) -> bool:
+        """Whether it keeps more than its newest step and reply."""
+        return self._journal.num_pieces > 1 or len(self._replies) > 1
+
+    def shed(self) -> None:
+        """Give up the history; where there is none, all but the newest step and reply."""
+        if self.has_history and self._journal.num_pieces > 1:
+            self._journal.shed(self._journal.recent_nbytes)
+            return
+        self._journal.shed(0)
+        while len(self._replies) > 1:
+            self._replies.popleft()
 
     def reset(self, *, exact: bool = False) -> None:
         """Forget everything: the session begins anew. `exact`: keep steps as they were."""

@@ -29,8 +29,9 @@ from corolla.net.reachable import CHECK as REACH
 from corolla.net.reachable import check_reachable
 from corolla.net.streams import Transport
 from corolla.server.config import ServerConfig
-from corolla.server.device import check_device
+from corolla.server.device import check_device, free_memory_bytes
 from corolla.server.executor import DeviceThread, until_quiet
+from corolla.server.memory import journal_room
 from corolla.server.moving import Placement
 from corolla.server.publisher import Lifetimes, claimed_span
 from corolla.server.serving import ServedSpan, announcement_of, serve_span
@@ -102,7 +103,7 @@ async def _run(
 ) -> None:
     config.span_of(checkpoint.name, checkpoint.num_blocks)
     which = await asyncio.to_thread(fingerprint, checkpoint)  # of a hub's model, it reads some of its bytes
-    config = _within_model(config, checkpoint)
+    config = _within_machine(_within_model(config, checkpoint))
     loading = asyncio.create_task(asyncio.to_thread(_begin, config, checkpoint, which))
     try:
         async with open_transport(network) as transport:
@@ -246,6 +247,13 @@ def _within_model(config: ServerConfig, checkpoint: Checkpoint) -> ServerConfig:
         checkpoint.max_positions or config.limits.max_session_tokens,
     )
     return replace(config, limits=replace(config.limits, max_session_tokens=longest))
+
+
+def _within_machine(config: ServerConfig) -> ServerConfig:
+    """What sessions pushed on lies in the machine's memory, wherever the blocks do."""
+    room = journal_room(free_memory_bytes("cpu"), is_shared=not config.device.startswith("cuda"))
+    limits = config.limits
+    return replace(config, limits=replace(limits, max_journal_bytes=min(limits.max_journal_bytes, room)))
 
 
 def _begin(config: ServerConfig, checkpoint: Checkpoint, which: Fingerprint) -> "tuple[Host, LoadedSpan | Room]":

@@ -198,10 +198,9 @@ class Steps:
         self._over.append((job.session.guest, job.step.hidden.nbytes))
         self._on_computed(job)
         session, link = job.session, job.session.upstream_link
-        if link is not None and link.unread:
-            self._loop.call_soon_threadsafe(self.read_on, session)
-        elif session.is_standby and session.accepted == session.finished:
-            self._loop.call_soon_threadsafe(self._tell_progress, session)
+        has_unread = link is not None and link.unread  # perhaps only this step, which the loop has not taken off yet
+        if has_unread or (session.is_standby and session.accepted == session.finished):
+            self._loop.call_soon_threadsafe(self._go_on, session)
 
     def _job_failed(self, job: StepJob, refused: Refused) -> None:
         """The cache no longer is what the state says: the session ends, and the client is told why."""
@@ -210,8 +209,10 @@ class Steps:
 
     # --- and back on the loop
 
-    def _tell_progress(self, session: HostedSession) -> None:
-        if session.is_standby and not session.ended.is_set():
+    def _go_on(self, session: HostedSession) -> None:
+        """Take what lies unread; whoever stands by and has nothing left to do says how far it has got."""
+        self.read_on(session)
+        if session.is_standby and session.accepted == session.finished and not session.ended.is_set():
             self._replies.opened(session, session.push.journal_from)
 
 

@@ -23,7 +23,10 @@ from corolla.wire.tensors import ITEM_BYTES, WireTensor
 MAX_RECENT = 8
 """More than a session's window of unanswered steps: each of them can be sent again as it was."""
 MAX_SEGMENTS = 64
-"""Single-token segments are merged beyond this, so that a row gather touches few of them."""
+"""So many new segments are merged at a time, so that a row gather touches few of them."""
+RUN_BYTES = 8 << 20
+"""Merged segments grow no longer than this, but for a replay: no step waits for a long copy, and what the cap drops at
+once is not the whole history."""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,10 @@ class Journal:
         """Steps from this number on may yet be forgotten: until it is higher, they are not folded."""
         self._recent: deque[Step] = deque()
         self._segments: list[_Segment] = []
+        self._num_settled = 0
+        """Of the segments, those that are not new: they were merged, or looked at for that."""
+        self._num_tokens = 0
+        """Of all segments."""
         self._folded_step_no = -1
         self._left_padding: list[int] | None = None
         self._nbytes = 0
@@ -62,9 +69,19 @@ class Journal:
         return self._nbytes
 
     @property
+    def recent_nbytes(self) -> int:
+        """Of them, those of the newest steps, which are not part of the history yet."""
+        return sum(step.hidden.nbytes for step in self._recent)
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces that `shed` drops one by one, but for the last."""
+        return self._num_folded + len(self._recent)
+
+    @property
     def history_end(self) -> int:
         """Positions in the history, those that were dropped included; the recent steps come after it."""
-        return self.first_position + sum(segment.tokens for segment in self._segments)
+        return self.first_position + self._num_tokens
 
     def add(self, step: Step) -> None:
         """Keep a step as it was pushed on. Step numbers grow by one."""
@@ -78,10 +95,7 @@ class Journal:
         self._nbytes += step.hidden.nbytes
         while len(self._recent) > MAX_RECENT and not self._may_be_forgotten(self._recent[0]):
             self._fold(self._recent.popleft())
-        while self._nbytes > self.max_bytes and len(self._recent) + len(self._segments) > 1:
-            if not self._segments:
-                self._fold(self._recent.popleft())
-            self._drop_oldest()
+        self.shed(self.max_bytes)
 
     def add_history(self, step: Step) -> None:
         """Keep a replayed step: a part of the history, which may come in several under one number."""
@@ -90,6 +104,14 @@ class Journal:
         self.last_step_no = step.step_no
         self._nbytes += step.hidden.nbytes
         self._fold(step)
+        self.shed(self.max_bytes)
+
+    def shed(self, max_bytes: int) -> None:
+        """Drop the oldest positions until no more bytes are kept than this; the newest step always is."""
+        while self._nbytes > max_bytes and self.num_pieces > 1:
+            if not self._num_folded:
+                self._fold(self._recent.popleft())
+            self._drop_oldest()
 
     def forget(self, from_step: int) -> None:
         """Drop the newest steps from this number on: they never counted."""
@@ -104,7 +126,7 @@ class Journal:
     def skip(self, num_tokens: int) -> None:
         """Positions up to here went another way: what was kept is no history any more."""
         self._recent.clear()
-        self._segments.clear()
+        self._set_segments([])
         self._nbytes = 0
         self.first_position = num_tokens
 
@@ -143,8 +165,13 @@ class Journal:
 
     def compact(self) -> None:
         """Merge what can be merged: called before a replay, whose steps then are as long as they may be."""
-        self._segments = _merge_runs(self._segments)
+        self._set_segments(_merge_runs(self._segments))
         self._count()
+
+    @property
+    def _num_folded(self) -> int:
+        """Pieces that the history is dropped in."""
+        return len(self._segments)
 
     def _may_be_forgotten(self, step: Step) -> bool:
         return self.forgettable_from is not None and step.step_no >= self.forgettable_from
@@ -161,15 +188,36 @@ class Journal:
         self._folded_step_no = step.step_no
         batch, tokens = step.hidden.shape[0], step.hidden.shape[1]
         self._segments.append(_Segment(step.hidden, step.position_ids, step.token_ids, list(range(batch)), tokens))
-        if len(self._segments) > MAX_SEGMENTS:
-            self._segments = _merge_runs(self._segments)
+        self._num_tokens += tokens
+        if len(self._segments) - self._num_settled > MAX_SEGMENTS:
+            self._settle()
             self._count()
+
+    def _settle(self) -> None:
+        """Merge the new segments with each other, and with those before them that are no longer than they: whatever is
+        copied once more lies in a segment at least twice as long then, so each position is copied few times."""
+        settled = self._segments[: self._num_settled]
+        for piece in _merge_runs(self._segments[self._num_settled :], RUN_BYTES):
+            run, tokens, nbytes = [piece], piece.tokens, piece.hidden.nbytes
+            while settled and settled[-1].tokens <= tokens and _can_merge(settled[-1], piece):
+                nbytes += settled[-1].hidden.nbytes
+                if nbytes > RUN_BYTES:
+                    break
+                tokens += settled[-1].tokens
+                run.append(settled.pop())
+            settled.append(_merge(run[::-1]))
+        self._set_segments(settled)
+
+    def _set_segments(self, segments: list[_Segment]) -> None:
+        """These are all; none of them is new."""
+        self._segments, self._num_settled = segments, len(segments)
+        self._num_tokens = sum(segment.tokens for segment in segments)
 
     def _begin_at(self, position: int) -> None:
         """What lies before was never here, or not all of it. Else it would be forgotten when a step is folded, and what
         follows would move to where it is missing."""
         self._nbytes -= sum(segment.hidden.nbytes for segment in self._segments)
-        self._segments.clear()
+        self._set_segments([])
         self.first_position = position
 
     def _trim(self, num_tokens: int) -> None:
@@ -179,17 +227,22 @@ class Journal:
             if surplus >= last.tokens:
                 self._segments.pop()
                 self._nbytes -= last.hidden.nbytes
+                self._num_tokens -= last.tokens
             else:
                 last.tokens -= surplus
+                self._num_tokens -= surplus
+        self._num_settled = min(self._num_settled, len(self._segments))
         self.first_position = min(self.first_position, num_tokens)
 
     def _drop_oldest(self) -> None:
         oldest = self._segments.pop(0)
         self.first_position += oldest.tokens
+        self._num_tokens -= oldest.tokens
         self._nbytes -= oldest.hidden.nbytes
+        self._num_settled = max(self._num_settled - 1, 0)
 
     def _count(self) -> None:
-        self._nbytes = sum(s.hidden.nbytes for s in self._segments) + sum(s.hidden.nbytes for s in self._recent)
+        self._nbytes = sum(segment.hidden.nbytes for segment in self._segments) + self.recent_nbytes
 
 
 def _can_merge(first: _Segment, second: _Segment) -> bool:
@@ -201,13 +254,17 @@ def _can_merge(first: _Segment, second: _Segment) -> bool:
     )
 
 
-def _merge_runs(segments: Sequence[_Segment]) -> list[_Segment]:
+def _merge_runs(segments: Sequence[_Segment], max_bytes: int | None = None) -> list[_Segment]:
+    """Each as long as it may be; None: however long."""
     runs: list[list[_Segment]] = []
+    nbytes = 0
     for segment in segments:
-        if runs and _can_merge(runs[-1][-1], segment):
+        nbytes += segment.hidden.nbytes
+        if runs and _can_merge(runs[-1][-1], segment) and (max_bytes is None or nbytes <= max_bytes):
             runs[-1].append(segment)
         else:
             runs.append([segment])
+            nbytes = segment.hidden.nbytes
     return [_merge(run) for run in runs]
 
 

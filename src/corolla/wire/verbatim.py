@@ -58,6 +58,10 @@ class VerbatimJournal(Journal):
     def compact(self) -> None:
         """Nothing is merged."""
 
+    @property
+    def _num_folded(self) -> int:
+        return len(self._log)
+
     def _fold(self, step: Step) -> None:
         if step.trim_to == 0 and step.rows is None:
             self._nbytes -= sum(older.hidden.nbytes for older in self._log)

@@ -22,10 +22,12 @@ from corolla.apps.metrics import server
 from corolla.apps.metrics.dht import DhtMetrics
 from corolla.apps.metrics.server import ServerMetrics, metrics_page
 from corolla.apps.sim.swarm import MemorySwarm
+from corolla.apps.sim.toy import hidden_of
 from corolla.errors import BadInput, Refused
 from corolla.net.libp2p.addresses import HostPort
 from corolla.net.libp2p.traffic import DhtTraffic
 from corolla.net.memory.loop import run_virtual
+from corolla.server.config import SessionLimits
 from corolla.swarm.announcement import announcement_key
 from corolla.wire.tensors import WireTensor
 
@@ -60,12 +62,29 @@ def test_what_was_computed_held_and_refused_is_told() -> None:
                 assert value("corolla_server_cache_tokens") == 256
                 assert value("corolla_server_cache_used_tokens") == 112  # pages of 16
                 with pytest.raises(Refused):
-                    await client.start_session(swarm.model, max_tokens=100_000)
+                    await client.start_session(swarm.model, max_tokens=512, max_rows=1000)
             assert value("corolla_server_refusals_total", {"code": "unsupported"}) == 1
             assert value("corolla_server_streams_turned_away_total", {"why": "cut_off"}) == 7
             assert (value("corolla_server_dht_puts_total"), value("corolla_server_dht_put_bytes_total")) == (3, 700)
             assert value("corolla_server_dht_calls_answered_total", {"kind": "find"}) == 5
             assert value("corolla_server_blocks") == 4
+
+    run_virtual(told())
+
+
+def test_what_sessions_keep_for_lost_servers_is_told_with_its_bound() -> None:
+    async def told() -> None:
+        async with MemorySwarm(num_blocks=4) as swarm:
+            limits = SessionLimits(max_journal_bytes=50)
+            value = ServerMetrics(await swarm.serve("a", "0:2", limits=limits), DhtTraffic()).registry.get_sample_value
+            await swarm.serve("b", "2:4")
+            client = await swarm.client("c")
+            async with client.open_session(swarm.model, max_tokens=64) as session:
+                for number in range(20):
+                    await session.step(hidden_of([[number]]), num_tokens=1, want="last")
+                assert 0 < (value("corolla_server_journal_bytes") or 0) <= 50
+                assert value("corolla_server_journal_bytes_at_most") == 50
+                assert value("corolla_server_journals_shed_total") == 0, "one alone keeps its own bound"
 
     run_virtual(told())
 

@@ -100,6 +100,7 @@ async def _story(life: Life) -> None:
                 assert not handler.sessions, f"{name} still holds a session"
                 assert handler.pool.free_pages == handler.pool.total_pages, f"{name} still holds a lease"
                 assert handler.bytes_in_flight == 0, f"{name} still counts steps"
+                assert handler.journals.total_bytes == 0, f"{name} still keeps a journal"
 
 
 async def _write(client: Swarm, swarm: MemorySwarm, rng: random.Random, life: Life) -> None:
