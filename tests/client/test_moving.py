@@ -272,6 +272,13 @@ def drop_it_while_it_catches_up(_scene: Scene, handler: Handler) -> None:
     handler._steps.take = take
 
 
+def refuse_what_it_is_sent(_scene: Scene, handler: Handler) -> None:
+    def take(session: HostedSession, link: DataLink, step: wire.Step) -> None:
+        handler._replies.refuse_step(session, step, Overloaded("not that"))
+
+    handler._steps.take = take
+
+
 def be_out_of_reach_for_those_before(scene: Scene, handler: Handler) -> None:
     before = [scene.swarm.network.transport(name).peer for name in ("a0", "b0")]
     scene.swarm.network.partition(before, [handler.transport.peer])
@@ -281,7 +288,7 @@ def be_out_of_reach_for_those_before(scene: Scene, handler: Handler) -> None:
     "fail",
     [
         refuse, break_the_protocol, say_nothing, die_while_it_catches_up, drop_it_while_it_catches_up,
-        be_out_of_reach_for_those_before,
+        refuse_what_it_is_sent, be_out_of_reach_for_those_before,
     ],
 )  # fmt: skip
 def test_where_the_best_will_not_stand_by_for_a_server_that_drains_another_does(

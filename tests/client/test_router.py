@@ -12,6 +12,7 @@ from corolla.client.router import SAME_FAULT_S, Router
 from corolla.clock import loop_time
 from corolla.errors import MissingBlocks
 from corolla.ids import PeerId
+from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.transport import MemoryTransport
 from corolla.swarm.cost import CostModel
@@ -155,6 +156,25 @@ def test_a_part_of_the_model_is_routed_without_given_servers_too() -> None:
         assert len(best.hops) == 1
         part = router.find_part(range(4, 8), tokens_needed=16, without=frozenset([best.hops[0].peer]))
         assert [(hop.start, hop.end) for hop in part.hops] == [(4, 8)]
+        await router.close()
+
+    router_story(story)
+
+
+def test_one_server_for_a_part_is_found_where_a_chain_of_several_costs_less() -> None:
+    async def story(swarm: MemorySwarm, client: MemoryTransport) -> None:
+        for name, span in (("a", "0:2"), ("b", "2:4"), ("far", "0:8")):
+            await swarm.serve(name, span)
+        far = swarm.handlers["far"].transport.peer
+        swarm.network.set_conditions(client.peer, far, LinkConditions(0.5))
+        router = router_of(swarm, client)
+        await router.refresh()
+        await asyncio.sleep(3)
+        assert len(router.find_part(range(4), tokens_needed=16).hops) == 2
+        (hop,) = router.find_part(range(4), tokens_needed=16, alone=True).hops
+        assert (hop.peer, hop.start, hop.end) == (far, 0, 4)
+        with pytest.raises(MissingBlocks):
+            router.find_part(range(4), tokens_needed=16, without=frozenset([far]), alone=True)
         await router.close()
 
     router_story(story)

@@ -4,6 +4,7 @@ Real processes over libp2p, S in three spans, a replica of each always up. Each 
 no second: a session that is left behind anywhere would refuse the next one there.
 """
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +19,20 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from corolla import AutoDistributedModelForCausalLM
-from corolla.apps.bench.fleet import Blow, Fleet, freeze, kill_daemon, kill_family, kill_python
+from corolla.apps.bench.fleet import Blow, Fleet, Member, ask_to_leave, freeze, kill_daemon, kill_family, kill_python
 from corolla.apps.bench.setup import ONE_THREAD
 from corolla.apps.processes import Processes
 from corolla.apps.warm import WarmStart
 from corolla.client.config import ClientConfig
+from corolla.client.hop import Hop
 from corolla.client.inference import InferenceSession
+from corolla.client.mending import Mender
 from corolla.client.model import DistributedModelForCausalLM
+from corolla.errors import SwarmError
 from corolla.ids import PeerId
 from corolla.net.liveness import Liveness
 from corolla.swarm.watch import Watcher
+from corolla.wire import messages as wire
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +51,9 @@ ATTEMPTS = 5
 GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 CONFIG = ClientConfig(liveness=Liveness(interval_s=0.3, dead_after_s=1.2))
 """Short heartbeats, so that frozen servers are found soon. A false alarm on a busy machine costs time, never text."""
+
+PATIENT = Liveness(interval_s=2.0, dead_after_s=60.0)
+"""Where a false alarm would be a fault."""
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +207,7 @@ def test_lost_between_two_answers(
 
 @pytest.mark.parametrize(
     ("blow", "places"),
-    [(kill_daemon, [0, 1, 2]), (kill_python, [0])],
+    [(kill_daemon, [0, 1, 2]), (kill_python, [0]), (kill_family, [2]), (freeze, [1])],
     ids=lambda value: value.__name__ if callable(value) else "+".join(map(str, value)),
 )
 def test_lost_before_the_first_token(
@@ -212,6 +220,32 @@ def test_lost_before_the_first_token(
     fleet.strike(blow, [favourites[place] for place in places])
     with swarm.inference_session(max_length=MAX_LENGTH):
         tokens = swarm.generate(SHORT, max_new_tokens=NEW_TOKENS, **GREEDY)
+    assert torch.equal(tokens[:, SHORT.shape[1] :], texts[SHORT.shape[1]][:, :NEW_TOKENS])
+
+
+@pytest.mark.parametrize(
+    ("blow", "place"),
+    [(kill_family, 1), (kill_python, 0), (kill_daemon, 2), (freeze, 2)],
+    ids=lambda value: value.__name__ if callable(value) else str(value),
+)
+def test_lost_while_the_session_is_being_opened(
+    fleet: Fleet, swarm: DistributedModelForCausalLM, texts: dict[int, torch.Tensor], blow: Blow, place: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Asked, and gone before it answers."""
+    open_hop, struck = Hop.open, list[PeerId]()
+
+    async def open_and_strike(hop: Hop, ask: wire.Open) -> wire.Opened:
+        if ask.start == int(SPANS[place].partition(":")[0]) and not struck:
+            struck.append(hop.peer)
+            asyncio.get_running_loop().call_soon(fleet.strike, blow, [hop.peer])  # when `Open` is on its way
+        return await open_hop(hop, ask)
+
+    monkeypatch.setattr(Hop, "open", open_and_strike)
+    with swarm.inference_session(max_length=MAX_LENGTH) as session:
+        tokens = swarm.generate(SHORT, max_new_tokens=NEW_TOKENS, **GREEDY)
+        assert not set(struck) & set(route_of(session))
+    assert len(struck) == 1
     assert torch.equal(tokens[:, SHORT.shape[1] :], texts[SHORT.shape[1]][:, :NEW_TOKENS])
 
 
@@ -272,6 +306,45 @@ def test_the_substitute_is_lost_while_it_is_being_built(
         assert len(set(lost)) == 2
         assert not set(lost) & set(route_of(session))
     assert torch.equal(tokens[:, LONG.shape[1] :], texts[LONG.shape[1]][:, :NEW_TOKENS])
+
+
+# --- leaving well
+
+
+def test_told_to_leave_in_the_middle_of_a_text_a_server_is_replaced_without_a_failed_step_and_ends_well(
+    fleet: Fleet, local_s: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is lost while one leaves is in `tests/client/test_drains.py`, on the virtual clock."""
+    faults, on_fault = list[SwarmError](), Mender.on_fault
+
+    def note(mender: Mender, hop: Hop, error: SwarmError) -> None:
+        faults.append(error)
+        on_fault(mender, hop, error)
+
+    monkeypatch.setattr(Mender, "on_fault", note)
+    model = AutoDistributedModelForCausalLM.from_pretrained(
+        fleet.model, initial_peers=[fleet.address], config=ClientConfig(liveness=PATIENT)
+    )
+    try:
+        with model.inference_session(max_length=MAX_LENGTH) as session:
+            leaving: list[Member] = []
+
+            def tell_to_leave() -> None:
+                leaving.append(fleet.up[route_of(session)[1]])
+                fleet.strike(ask_to_leave, [route_of(session)[1]])
+
+            streamer = AtToken(LOST_AT, tell_to_leave)
+            text = model.generate(SHORT, max_new_tokens=NEW_TOKENS, streamer=streamer, **GREEDY)[:, SHORT.shape[1] :]
+            while leaving[0].peer in route_of(session):
+                assert session.position < MAX_LENGTH - NEW_TOKENS, "it was never left"
+                text = torch.cat([text, model.generate(None, max_new_tokens=NEW_TOKENS, **GREEDY)], dim=1)
+        assert leaving[0].child.process.wait(timeout=GONE_WITHIN_S) == 0
+        assert faults == []
+        assert leaving[0].peer not in model.connection.swarm.router(model.served).book.banned(time.monotonic())
+    finally:
+        model.close()
+    expected = local_s.generate(SHORT, max_new_tokens=text.shape[1], **GREEDY)[:, SHORT.shape[1] :]
+    assert torch.equal(text, expected)
 
 
 # --- afterwards

@@ -82,12 +82,16 @@ class Mender:
         await self._recover(must=False, may_wait=False)
 
     async def prepare(self) -> None:
-        """Mend what broke since the last run, before anything new is sent; now links may be tried again, too."""
+        """Mend what broke since the last run, before anything new is sent; now links may be tried again, too, and
+        servers left that are about to be gone."""
         must = False
         for hop, error, _ in self._faults:
             if isinstance(error, LinkDown) and hop in self._ring.hops:
                 must |= self._judge_link(hop, error.peer)
         must |= self._ring.join_again()
+        for hop in self._mover.take_overdue():
+            log.info("left between two steps", extra={"peer": short(hop.peer)})
+            hop.close()
         if must or self._faults or self._lost():
             await self._recover(must=must)
 

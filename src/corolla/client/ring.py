@@ -26,7 +26,8 @@ from corolla.clock import loop_time
 from corolla.errors import (
     CacheFull,
     HopFailed,
-    MissingBlocks,
+    JournalGap,
+    OutOfOrder,
     Overloaded,
     RemoteProtocolError,
     SessionLost,
@@ -53,8 +54,9 @@ class SwarmAccess(Protocol):
     def own_peer(self) -> PeerId: ...
 
     async def find_route(
-        self, model: ServedModel, *, blocks: range, tokens_needed: int, without: frozenset[PeerId], cost: CostModel
-    ) -> Route: ...
+        self, model: ServedModel, *, blocks: range, tokens_needed: int, without: frozenset[PeerId], cost: CostModel,
+        alone: bool = False,
+    ) -> Route: ...  # fmt: skip
 
     async def link(self, peer: PeerId) -> ServerLink: ...
 
@@ -166,6 +168,11 @@ class Ring:
         if index + 1 < len(self.hops) and self.hops[index + 1].start not in self.heads:
             return None
         return self.segments.head_of(tail.start)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the client could have every place built anew."""
+        return self.heads[0].covers(self._steps.last_answered)
 
     @property
     def has_links(self) -> bool:
@@ -282,12 +289,15 @@ class Ring:
         self.num_taken += 1
 
     async def build_aside(self, hop: Hop, index: int) -> None:
-        """Give a server that stands by what the place at `index` holds, beside the route."""
+        """Give a server that stands by what the place at `index` holds, beside the route.
+
+        Raises JournalGap where nobody before that place has kept its history from the start: then no server can.
+        """
         position = self._steps.position
+        if hop.start in self.heads and not self.heads[hop.start].covers(self._steps.last_answered):
+            raise JournalGap("this client has not kept what went to its place from the start")
         ask = self._ask([*self.places[:index], Place(hop.peer, hop.start, hop.end), *self.places[index + 1 :]], index)
         await hop.open(replace(ask, is_fresh=True, standby=True, hold=True))
-        if hop.start in self.heads and not self.heads[hop.start].covers(self._steps.last_answered):
-            raise MissingBlocks(list(range(hop.start, hop.end)), "its history has to come round from the start")
         if hop.start in self.heads or ask.next is None:
             await hop.connect()  # now, so that no step waits for it when the places are swapped
         if hop.start in self.heads:
@@ -300,6 +310,8 @@ class Ring:
         while hop.opened is not None and hop.opened.cached_tokens < position:
             self.progress.clear()
             await self.progress.wait()
+            if isinstance(hop.error, OutOfOrder) and hop.start not in self.heads:  # what it was sent begins later
+                raise JournalGap(f"the server before its place has not kept all: {hop.error}")
             if hop.error is not None:
                 raise hop.error
 

@@ -130,10 +130,16 @@ class Router:
         tokens_needed: int,
         without: frozenset[PeerId] = frozenset(),
         cost: CostModel | None = None,
+        alone: bool = False,
     ) -> Route:
-        """The cheapest chain over a part of the model, from the view as it is: never waits. Raises MissingBlocks."""
+        """The cheapest chain over a part of the model, from the view as it is: never waits. Raises MissingBlocks.
+
+        `alone`: the cheapest single server that has all of these blocks, also where a chain would cost less.
+        """
         cost = cost or self._cost
         view = self.usable_view(without, session_tokens=cost.session_tokens)
+        if alone:
+            view = view.covering(blocks)
         return find_route(view, blocks, cost, tokens_needed=tokens_needed, rng=self._rng)
 
     def usable_view(self, without: frozenset[PeerId] = frozenset(), *, session_tokens: int = 0) -> View:

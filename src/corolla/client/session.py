@@ -375,7 +375,11 @@ class Session:
 
     def on_fault(self, hop: Hop, error: SwarmError) -> None:
         self._ring.progress.set()  # it may have stood by: whoever waits for it looks at its error
-        if hop not in self._ring.hops or self._is_closed:
+        if self._is_closed:
+            return
+        if hop not in self._ring.hops:
+            if self._ring.standby.get(hop.peer) is hop:
+                hop.fail(error)  # what it refused it lacks for good: it will never catch up
             return
         log.info("fault", extra={"peer": short(hop.peer), "reason": str(error)[:200]})
         if isinstance(error, LinkDown):

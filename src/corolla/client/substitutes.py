@@ -66,14 +66,19 @@ class Substitutes:
             log.warning("no server for block(s) %s: waiting for one", as_ranges(blocks))
             self._is_told = True
 
-    async def find(self, blocks: range, *, without: frozenset[PeerId], spare_shunned: bool = True) -> Route:
-        """A route over these blocks, past all that are left out. Raises MissingBlocks."""
+    async def find(
+        self, blocks: range, *, without: frozenset[PeerId], spare_shunned: bool = True, alone: bool = False
+    ) -> Route:
+        """A route over these blocks, past all that are left out; `alone`: of one server. Raises MissingBlocks."""
         left_out = self._left_out(without, spare_shunned=spare_shunned)
         return await self._swarm.find_route(
-            self._model, blocks=blocks, tokens_needed=self._tokens_needed, without=left_out, cost=self._cost
-        )
+            self._model, blocks=blocks, tokens_needed=self._tokens_needed, without=left_out, cost=self._cost,
+            alone=alone,
+        )  # fmt: skip
 
-    async def find_answering(self, blocks: range, *, without: frozenset[PeerId], spare_shunned: bool = True) -> Route:
+    async def find_answering(
+        self, blocks: range, *, without: frozenset[PeerId], spare_shunned: bool = True, alone: bool = False
+    ) -> Route:
         """Like `find`, of servers that answer a dial: others are dialled too while the best does not.
 
         Raises PlacesFailed when nobody does.
@@ -83,11 +88,13 @@ class Substitutes:
         def next_best(unanswered: frozenset[PeerId]) -> Route | None:
             left_out = unanswered | self._left_out(without, spare_shunned=spare_shunned)
             try:
-                return router.find_part(blocks, tokens_needed=self._tokens_needed, without=left_out, cost=self._cost)
+                return router.find_part(
+                    blocks, tokens_needed=self._tokens_needed, without=left_out, cost=self._cost, alone=alone
+                )
             except MissingBlocks:
                 return None
 
-        best = await self.find(blocks, without=without, spare_shunned=spare_shunned)
+        best = await self.find(blocks, without=without, spare_shunned=spare_shunned, alone=alone)
         return await first_to_answer(best, next_best, self._swarm.link, router.rtts_s)
 
     def is_better_than(self, place: Place, route: Route) -> bool:

@@ -128,21 +128,25 @@ class Swarm:
         return self.transport.peer
 
     async def find_route(
-        self, model: ServedModel, *, blocks: range, tokens_needed: int, without: frozenset[PeerId], cost: CostModel
-    ) -> Route:
-        """The cheapest chain over `blocks` by this cost. Raises MissingBlocks when even a fresh look finds none."""
+        self, model: ServedModel, *, blocks: range, tokens_needed: int, without: frozenset[PeerId], cost: CostModel,
+        alone: bool = False,
+    ) -> Route:  # fmt: skip
+        """The cheapest chain over `blocks` by this cost; `alone`: the cheapest single server.
+
+        Raises MissingBlocks when even a fresh look finds none.
+        """
         router = self.router(model)
-        if len(blocks) == model.num_blocks:
+        if len(blocks) == model.num_blocks and not alone:
             route = self._latest[model.fingerprint] = await router.find_route(
                 tokens_needed=tokens_needed, without=without, mode=self.config.mode,
                 current=self._latest.get(model.fingerprint), cost=cost,
             )  # fmt: skip
             return route
         try:
-            return router.find_part(blocks, tokens_needed=tokens_needed, without=without, cost=cost)
+            return router.find_part(blocks, tokens_needed=tokens_needed, without=without, cost=cost, alone=alone)
         except MissingBlocks:
             await router.refresh()
-        return router.find_part(blocks, tokens_needed=tokens_needed, without=without, cost=cost)
+        return router.find_part(blocks, tokens_needed=tokens_needed, without=without, cost=cost, alone=alone)
 
     async def link(self, peer: PeerId) -> ServerLink:
         """The control stream to this server, dialled once however many sessions ask at the same time.

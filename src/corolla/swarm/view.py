@@ -115,6 +115,12 @@ class View:
         """This view as if no other servers were there."""
         return self.without(self.servers.keys() - set(peers))
 
+    def covering(self, blocks: range) -> "View":
+        """This view as if servers were not there that do not host all of these blocks."""
+        return self.only(
+            peer for peer, server in self.servers.items() if server.start <= blocks.start and blocks.stop <= server.end
+        )
+
     def taking(self, session_tokens: int) -> "View":
         """This view as if servers were not there that take no session of so many tokens a row, by their own word."""
         return self.without([peer for peer, server in self.servers.items() if server.longest_session < session_tokens])
