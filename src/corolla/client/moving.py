@@ -19,7 +19,7 @@ from corolla.client.slowness import Pace, Patience, after_look, after_step, is_s
 from corolla.client.steps import Steps
 from corolla.client.substitutes import POLL_S, Substitutes
 from corolla.clock import loop_time
-from corolla.errors import HopFailed, LinkDown, MissingBlocks, NoRoute, Refused, RemoteProtocolError
+from corolla.errors import HopFailed, LinkDown, MissingBlocks, NetworkLost, NoRoute, Refused, RemoteProtocolError
 from corolla.ids import PeerId, short
 from corolla.swarm.route import Route
 from corolla.wire.messages import HopTiming
@@ -136,7 +136,7 @@ class Mover:
             try:
                 async with asyncio.timeout(deadline - loop_time()):
                     await self._swap(index, await self._find(index))
-            except TimeoutError:
+            except (TimeoutError, NetworkLost):
                 return
             except _NOT_NOW as failed:
                 log.info("no substitute yet", extra={"reason": str(failed)[:200]})
@@ -152,7 +152,7 @@ class Mover:
                 route = await self._find(index)
                 if self._substitutes.is_better_than(place, route):
                     await self._swap(index, route)
-        except (TimeoutError, *_NOT_NOW) as failed:
+        except (TimeoutError, NetworkLost, *_NOT_NOW) as failed:
             log.info("the slow server stays", extra={"reason": str(failed)[:200]})
 
     async def _find(self, index: int) -> Route:
