@@ -18,7 +18,7 @@ from corolla.client.session import Session
 from corolla.client.swarm import Swarm, join_swarm
 from corolla.clock import loop_time
 from corolla.errors import NetworkLost
-from corolla.ids import Fingerprint
+from corolla.ids import Fingerprint, PeerId
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.transport import Libp2pTransport, open_transport
 from corolla.net.memory.loop import run_virtual
@@ -39,8 +39,8 @@ async def feed(session: Session, number: int) -> list[int]:
     return numbers_of(output)
 
 
-def banned(client: Swarm, model: ServedModel) -> dict[object, float]:
-    return dict(client.router(model).book.banned(loop_time()))
+def banned(client: Swarm, model: ServedModel) -> dict[PeerId, float]:
+    return client.router(model).book.banned(loop_time())
 
 
 @pytest.mark.parametrize("is_in_a_step", [False, True])
