@@ -30,12 +30,12 @@ from corolla.server.span import TorchSpanRunner
 pytestmark = pytest.mark.slow
 
 SPANS = ("0:2", "2:4", "4:6")
-PROMPTS = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [0, 0, 0, 21, 22, 23, 24]])
+PROMPTS = torch.tensor([[61, 116, 84, 17, 100, 4, 23], [0, 0, 0, 95, 42, 103, 92]])
 PADDED = torch.tensor([[1] * 7, [0] * 3 + [1] * 4])
-NUM_BEAMS, NEW_TOKENS, ENDS_AFTER = 3, 14, 7
+NUM_BEAMS, NEW_TOKENS, ENDS_AFTER = 3, 26, 7
 PAD, END = 0, 1  # transformers fills up what has ended with the latter
 UNLIKELY = 1e4
-LOSSES = {4: "2:4", 9: "0:2", 12: "4:6"}
+LOSSES = {4: "2:4", 16: "0:2", 22: "4:6"}
 """After which token the server of which blocks dies: before and after one prompt's text has ended."""
 
 
