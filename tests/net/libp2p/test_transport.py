@@ -192,6 +192,11 @@ def test_when_the_daemon_dies_everything_says_so_at_once() -> None:
     asyncio.run(scenario())
 
 
+async def dial_again_and_again(transport: Libp2pTransport, peer: PeerId) -> None:
+    while True:
+        (await transport.dial(peer, PROTOCOL, timeout_s=SOON_S)).close()
+
+
 def test_a_dial_that_fails_of_the_daemons_death_finds_it_said() -> None:
     """Its sockets end a moment before it does; whoever dials in that moment would blame the other side."""
 
@@ -201,8 +206,7 @@ def test_a_dial_that_fails_of_the_daemons_death_finds_it_said() -> None:
             await b.join(a.addresses, timeout_s=SOON_S)
             os.kill(b.daemon_pid, signal.SIGKILL)
             with pytest.raises(HopFailed):
-                while True:
-                    (await b.dial(a.peer, PROTOCOL, timeout_s=SOON_S)).close()
+                await dial_again_and_again(b, a.peer)
             assert "daemon ended" in (b.lost or "")
 
     asyncio.run(scenario())
