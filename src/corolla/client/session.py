@@ -225,7 +225,8 @@ class Session:
 
         Survives lost servers. Raises MissingBlocks when nothing covers a block for long, Refused or BadInput for
         our own mistakes, Overloaded when all sessions of this client keep too much in their journals; `position` then
-        is what it was, and the session can go on. Raises SessionLost when it gave its journal up and lost the head.
+        is what it was, and the session can go on. Raises SessionLost when it gave its journal up and lost the head, and
+        NetworkLost when what is gone is this side's own network.
         """
         async with self._lock:
             if self._is_closed:
