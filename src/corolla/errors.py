@@ -1,6 +1,7 @@
 """Every way a swarm can fail, and whose fault it is.
 
     SwarmError                     exit 1   something of ours went wrong; the message says what
+    ├── NetworkLost                exit 1   this side's own network is gone, and no server to blame: join again
     ├── BadInput                   exit 2   the user's words: a model, span, flag, key file or prompt that cannot work
     ├── NoPeers                    exit 3   nobody answered at the addresses that were tried
     ├── NoRoute                    exit 4   no chain of servers does the work now; waiting or adding a server helps
@@ -34,6 +35,16 @@ class SwarmError(Exception):
     """Base of all errors that corolla raises on purpose."""
 
     exit_code: ClassVar[int] = 1
+
+
+class NetworkLost(SwarmError):
+    """This side's own network is gone: its daemon ended. No server is to blame."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"this side's own network is lost: {reason}; no server is to blame. Join the swarm again: load the model "
+            "anew, or start the program again"
+        )
 
 
 class BadInput(SwarmError):

@@ -184,3 +184,10 @@ def test_two_threads_share_a_half_without_mixing_their_outputs(tiny):
     for thread in threads:
         thread.join(timeout=60)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("size", [32, 65])
+def test_embeddings_of_another_size_are_refused_and_neither_cut_nor_filled_up(size, tiny):
+    half = load_chain(tiny("llama"), [2])
+    with pytest.raises(BadInput, match=rf"\[1, 3, {size}\].*\[batch, tokens, 64\]"):
+        half(inputs_embeds=torch.zeros(1, 3, size))

@@ -409,12 +409,14 @@ async def test_killing_a_peer_ends_its_streams_soon(lab: Lab) -> None:
 
 @seam
 async def test_a_killed_peer_learns_that_its_transport_is_lost(lab: Lab) -> None:
-    _a, b, _listener = await two_peers(lab)
+    a, b, _listener = await two_peers(lab)
     waiting = asyncio.create_task(b.wait_lost())
     await asyncio.sleep(0)
+    assert b.lost is None
     await lab.kill(b)
     async with asyncio.timeout(SOON_S):
-        assert await waiting
+        assert b.lost == await waiting != ""
+    assert a.lost is None
 
 
 @seam

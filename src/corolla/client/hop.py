@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from corolla.errors import HopFailed, LinkDown, RemoteProtocolError, SessionLost, SwarmError, refusal
+from corolla.errors import HopFailed, LinkDown, NetworkLost, RemoteProtocolError, SessionLost, SwarmError, refusal
 from corolla.ids import Fingerprint, PeerId, SessionId, short
 from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness, PeerLife, keep_alive
-from corolla.net.streams import Transport
+from corolla.net.streams import ByteStream, Transport
 from corolla.wire import messages as wire
 from corolla.wire.protocol import CONTROL_PROTOCOL, DATA_PROTOCOL
 
@@ -94,12 +94,21 @@ class ServerLink:
         self._last_opened: tuple[Blocks, wire.Opened] | None = None
 
     async def connect(self) -> None:
-        """Dial the server. Raises HopFailed."""
-        stream = await self.transport.dial(self.peer, CONTROL_PROTOCOL, timeout_s=self.limits.dial_timeout_s)
+        """Dial the server. Raises HopFailed, or NetworkLost."""
+        stream = await self.dial(CONTROL_PROTOCOL)
         self._channel = Channel(stream, we_dialed=True, on_message=self._on_message, on_closed=self._closed)
         self._await_use()
         self._life = PeerLife(self._channel, self._liveness)
         self._watch = asyncio.get_running_loop().create_task(self._keep_alive(self._life))
+
+    async def dial(self, protocol: str) -> ByteStream:
+        """A stream to the server. Raises HopFailed; NetworkLost when it is our own side that is gone."""
+        try:
+            return await self.transport.dial(self.peer, protocol, timeout_s=self.limits.dial_timeout_s)
+        except HopFailed as failed:
+            if self.transport.lost is not None:
+                raise NetworkLost(self.transport.lost) from failed
+            raise
 
     @property
     def life(self) -> PeerLife:
@@ -245,11 +254,11 @@ class Hop:
         return self.opened
 
     async def connect(self) -> None:
-        """Open our data stream to it: where we push steps, or hear outputs. Raises HopFailed."""
+        """Open our data stream to it: where we push steps, or hear outputs. Raises HopFailed, or NetworkLost."""
         self._raise_if_lost()
         if self._data is not None and self._data.is_open:
             return
-        stream = await self.link.transport.dial(self.peer, DATA_PROTOCOL, timeout_s=self.link.limits.dial_timeout_s)
+        stream = await self.link.dial(DATA_PROTOCOL)
         if self.error is not None:
             stream.close()
             raise self.error

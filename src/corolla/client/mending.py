@@ -25,6 +25,8 @@ from corolla.errors import (
     LinkDown,
     MissingBlocks,
     NoRoute,
+    OutOfOrder,
+    Overloaded,
     Refused,
     SessionLost,
     SwarmError,
@@ -108,8 +110,10 @@ class Mender:
         Raises what is our own mistake, and MissingBlocks when nothing covers a block for long.
         """
         faults, self._faults = self._faults, []
-        must = False
+        must, overloaded = False, {hop for hop, error, _ in faults if isinstance(error, Overloaded)}
         for hop, error, is_fed_by_us in faults:
+            if hop in overloaded and isinstance(error, OutOfOrder):
+                continue  # of the steps behind the one that it refused: they come again with it
             if hop in self._ring.hops:  # else of a place that has been replaced since
                 must |= await self._judge(hop, error, is_fed_by_us=is_fed_by_us)
         if must:

@@ -9,6 +9,7 @@ transformers' own: generate, sampling, beams, streamers, logits processors.
 import contextvars
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -178,7 +179,7 @@ def load_distributed_model(
     served = ServedModel.of(checkpoint, name=model_name)
     model = load_local_half(checkpoint, DistributedModelForCausalLM, dtype=_dtype(dtype))
     model.connection = connection
-    model.served = served
+    model.served = replace(served, hidden_size=model.structure.width)
     model.checkpoint = checkpoint
     model.max_positions = checkpoint.max_positions
     _ = connection.swarm  # whatever went wrong while joining comes out here

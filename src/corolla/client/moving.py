@@ -28,7 +28,16 @@ from corolla.client.slowness import Pace, Patience, after_look, after_step, is_s
 from corolla.client.steps import Steps
 from corolla.client.substitutes import POLL_S, Substitutes
 from corolla.clock import loop_time
-from corolla.errors import HopFailed, JournalGap, LinkDown, MissingBlocks, NoRoute, Refused, RemoteProtocolError
+from corolla.errors import (
+    HopFailed,
+    JournalGap,
+    LinkDown,
+    MissingBlocks,
+    NetworkLost,
+    NoRoute,
+    Refused,
+    RemoteProtocolError,
+)
 from corolla.ids import PeerId, short
 from corolla.swarm.route import Route
 from corolla.wire.messages import HopTiming
@@ -43,7 +52,7 @@ LAST_SHARE = 0.25
 and a step or two."""
 _ITS_FAULT = (HopFailed, LinkDown, Refused, RemoteProtocolError)
 """What a server that will not stand by, or cannot, looks like: another is asked next."""
-_NOT_NOW = (NoRoute, PlacesFailed, *_ITS_FAULT)
+_NOT_NOW = (NoRoute, PlacesFailed, NetworkLost, *_ITS_FAULT)
 
 
 @dataclass(frozen=True, slots=True)

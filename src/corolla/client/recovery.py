@@ -69,9 +69,10 @@ class WrongAnswer(SwarmError):
 
 
 Remedy = Literal["repeat", "rebuild", "rebuild all", "replace", "leave", "ban", "part", "watch", "give up"]
-"""Send the step again after a pause; build that server's cache anew, or everybody's; put another in the place of one
-that is lost, of one that says it is no good, or of one that was wrong; stand between it and the server before it, or
-between all of its segment, to see for ourselves who is wrong; or tell the user."""
+"""Take the same route again after a pause, so that the step is sent again; build that server's cache anew, or
+everybody's; put another in the place of one that is lost, of one that says it is no good, or of one that was wrong;
+stand between it and the server before it, or between all of its segment, to see for ourselves who is wrong; or tell the
+user."""
 LinkRemedy = Literal["none", "replace", "repeat", "part"]
 """Old news; the other one is lost, and with it the link; let the two try again; or stand between them from now on."""
 

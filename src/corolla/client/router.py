@@ -49,6 +49,8 @@ class ServedModel:
     name: str
     fingerprint: Fingerprint
     num_blocks: int
+    hidden_size: int | None = None
+    """Numbers for each position of a row that its blocks take; None: a session goes by its first step."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, *, name: str | None = None) -> "ServedModel":

@@ -74,7 +74,7 @@ class Session:
         self._config = config
         self._router = swarm.router(model)
         self._journals = swarm.journals
-        self._steps = steps = Steps(max_tokens, max_rows)
+        self._steps = steps = Steps(max_tokens, max_rows, wire_dtype, model.hidden_size)
         self._ring = ring = Ring(
             swarm, model, self, steps, max_tokens=max_tokens, max_rows=max_rows, wire_dtype=wire_dtype,
             exact=config.exact,
@@ -179,7 +179,7 @@ class Session:
             began = loop_time()
 
             def begin_early() -> None:
-                self._admit(inputs := cut())
+                self._admit(inputs := cut(), left_padding)
                 self._steps.begin(inputs, want, left_padding)
                 self._push()
 
@@ -192,7 +192,7 @@ class Session:
             finally:
                 self._ring.on_head_reached = None
             if not self._steps.pending:
-                self._admit(inputs := cut())
+                self._admit(inputs := cut(), left_padding)
                 self._steps.begin(inputs, want, left_padding)
             return await self._finish(began)
 
@@ -201,7 +201,7 @@ class Session:
         self._steps.trim(num_tokens)
 
     def gather(self, rows: Sequence[int]) -> None:
-        """Before the next step, row i of every cache becomes the present row `rows[i]`."""
+        """Before the next step, row i of every cache becomes the present row `rows[i]`. Raises BadInput for others."""
         self._steps.gather(rows)
 
     async def step(
@@ -225,12 +225,13 @@ class Session:
 
         Survives lost servers. Raises MissingBlocks when nothing covers a block for long, Refused or BadInput for
         our own mistakes, Overloaded when all sessions of this client keep too much in their journals; `position` then
-        is what it was, and the session can go on. Raises SessionLost when it gave its journal up and lost the head.
+        is what it was, and the session can go on. Raises SessionLost when it gave its journal up and lost the head, and
+        NetworkLost when what is gone is this side's own network.
         """
         async with self._lock:
             if self._is_closed:
                 raise BadInput("the session is closed; open another")
-            self._admit(inputs)
+            self._admit(inputs, left_padding)
             try:
                 await self._prepare()
             except BaseException:
@@ -253,9 +254,9 @@ class Session:
 
     # --- a run
 
-    def _admit(self, inputs: Sequence[StepInput]) -> None:
+    def _admit(self, inputs: Sequence[StepInput], left_padding: list[int] | None) -> None:
         """Raises BadInput for what cannot fit, Overloaded where all sessions keep too much."""
-        self._steps.check(inputs)
+        self._steps.check(inputs, left_padding)
         num_bytes = sum(entry.hidden.nbytes for entry in inputs)
         self._journals.claim(self, num_bytes * len(self._ring.heads))
 

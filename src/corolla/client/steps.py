@@ -16,12 +16,15 @@ from dataclasses import dataclass, field
 from corolla.errors import BadInput
 from corolla.models.finite import is_finite
 from corolla.wire import messages as wire
-from corolla.wire.tensors import WireTensor
+from corolla.wire.tensors import DType, WireTensor
 
 WINDOW_STEPS = 4
 WINDOW_BYTES = 8 << 20
 """Steps, or bytes of them, that may be on the ring unanswered; one step always may. The ring ends in a sink: the
 client reads while it writes, so a slow tail slows the head and no queue grows."""
+
+MAX_SAID = 8
+"""Row numbers that are repeated to whoever got them wrong."""
 
 SLOWEST_LINK = 125_000
 """Bytes a second of a link that is hardly of any use; a home's upload has five times that and more."""
@@ -64,7 +67,10 @@ class Pending:
 class Steps:
     """What one session counts. `pending` are the steps of the present run, by number."""
 
-    def __init__(self, max_tokens: int, max_rows: int) -> None:
+    def __init__(
+        self, max_tokens: int, max_rows: int, dtype: DType = "float32", hidden_size: int | None = None
+    ) -> None:
+        """`dtype`: of what travels. `hidden_size`: numbers for each position of a row; None: the first step says."""
         self.position = 0
         """Tokens held, in every row."""
         self.rows = 0
@@ -76,6 +82,8 @@ class Steps:
         self.pending: dict[int, Pending] = {}
         self._max_tokens = max_tokens
         self._max_rows = max_rows
+        self._dtype: DType = dtype
+        self._hidden_size = hidden_size
         self._trim_to: int | None = None
         self._gather: list[int] | None = None
 
@@ -98,11 +106,24 @@ class Steps:
             self.rewrites += 1
 
     def gather(self, rows: Sequence[int]) -> None:
+        num_rows = len(self._gather) if self._gather is not None else max(self.rows, 1)
+        if not rows or not all(0 <= row < num_rows for row in rows):
+            raise BadInput(f"cannot gather the rows {list(rows)[:MAX_SAID]}: the session holds {num_rows}")
         self._gather = list(rows) if self._gather is None else [self._gather[row] for row in rows]
         self.rewrites += 1
 
-    def check(self, inputs: Sequence[StepInput]) -> None:
+    def check(self, inputs: Sequence[StepInput], left_padding: list[int] | None = None) -> None:
         """Raises BadInput for what cannot fit, before anything is sent."""
+        if not inputs or not all(entry.hidden.shape for entry in inputs):
+            raise BadInput("there is nothing in what would go to the first block")
+        num_rows = inputs[0].hidden.shape[0]
+        for entry in inputs:
+            self._check_shape(entry, num_rows)
+        held_rows = self.rows if self._gather is None else len(self._gather)
+        if held_rows not in (0, num_rows):
+            raise BadInput(f"the session holds {held_rows} rows, this step has {num_rows}")
+        if left_padding is not None and len(left_padding) != num_rows:
+            raise BadInput(f"left padding of {len(left_padding)} rows for a step of {num_rows}")
         new_tokens = sum(entry.num_tokens for entry in inputs)
         if self.position + new_tokens > self._max_tokens:
             raise BadInput(
@@ -113,6 +134,19 @@ class Steps:
             raise BadInput(f"the session was opened for {self._max_rows} rows, not {inputs[0].hidden.shape[0]}")
         if not all(is_finite(entry.hidden) for entry in inputs):
             raise BadInput("there is NaN or infinity in what would go to the first block: nothing was sent")
+
+    def _check_shape(self, entry: StepInput, num_rows: int) -> None:
+        """The first server would refuse it, and all would have to be built anew: they may have gone different ways."""
+        hidden = entry.hidden
+        wanted = num_rows, entry.num_tokens, self._hidden_size or hidden.shape[-1]
+        if hidden.shape != wanted or 0 in wanted or hidden.dtype != self._dtype:
+            raise BadInput(
+                f"hidden states {hidden.dtype} {list(hidden.shape)} for {entry.num_tokens} tokens of {num_rows} rows; "
+                f"this session takes {self._dtype} [rows, tokens, {self._hidden_size or 'hidden_size'}]"
+            )
+        for name, ids in (("position ids", entry.position_ids), ("token ids", entry.token_ids)):
+            if ids is not None and (ids.shape != wanted[:2] or ids.dtype != "int64"):
+                raise BadInput(f"{name} {ids.dtype} {list(ids.shape)}; wanted int64 {list(wanted[:2])}")
 
     def begin(self, inputs: Sequence[StepInput], want: wire.Want, left_padding: list[int] | None) -> None:
         """These steps are under way from now on. `want` "last": of the last one only."""
@@ -158,7 +192,7 @@ class Steps:
         last = done[-1]
         self.next_no += len(done)
         self.position = last.step.position + last.num_tokens
-        self.rows = last.step.hidden.shape[0]
+        self.rows, _, self._hidden_size = last.step.hidden.shape
         self._trim_to = self._gather = None
         return done
 

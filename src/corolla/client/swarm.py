@@ -19,7 +19,7 @@ from corolla.client.hop import HopLimits, ServerLink
 from corolla.client.journals import Journals
 from corolla.client.router import Router, ServedModel
 from corolla.client.session import Session
-from corolla.errors import BadInput, HopFailed, MissingBlocks
+from corolla.errors import BadInput, HopFailed, MissingBlocks, NetworkLost
 from corolla.ids import Fingerprint, PeerId
 from corolla.net.liveness import PeerLife
 from corolla.net.streams import Transport
@@ -133,8 +133,10 @@ class Swarm:
     ) -> Route:  # fmt: skip
         """The cheapest chain over `blocks` by this cost; `alone`: the cheapest single server.
 
-        Raises MissingBlocks when even a fresh look finds none.
+        Raises MissingBlocks when even a fresh look finds none, NetworkLost when there is nothing left of ours to look
+        with.
         """
+        self._raise_if_lost()
         router = self.router(model)
         if len(blocks) == model.num_blocks and not alone:
             route = self._latest[model.fingerprint] = await router.find_route(
@@ -151,7 +153,8 @@ class Swarm:
     async def link(self, peer: PeerId) -> ServerLink:
         """The control stream to this server, dialled once however many sessions ask at the same time.
 
-        Raises HopFailed. A dial goes on when nobody waits for it any more: whether it fails says who is dead.
+        Raises HopFailed, or NetworkLost. A dial goes on when nobody waits for it any more: whether it fails says who
+        is dead.
         """
         link = self._links.get(peer)
         if link is not None and link.error is None:
@@ -181,6 +184,9 @@ class Swarm:
                 if peer in router.view.servers:
                     router.saw_fault(peer)
             raise
+        except NetworkLost:
+            self._raise_if_lost()
+            raise
         finally:
             dial = self._dials.pop(peer)
         if dial.num_waiting > 0:
@@ -189,6 +195,13 @@ class Swarm:
         else:
             link.close()  # another was quicker
         return link
+
+    def _raise_if_lost(self) -> None:
+        """All streams end with our own network, and it looks as if all servers had failed: they are acquitted."""
+        if self.transport.lost is not None:
+            for router in self._routers.values():
+                router.book.forget_faults()
+            raise NetworkLost(self.transport.lost)
 
     def _heard(self, peer: PeerId, life: PeerLife) -> None:
         """Heartbeats tell routers what they would else have to ask for."""

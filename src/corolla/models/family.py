@@ -84,6 +84,15 @@ class Structure:
         """Numbers for each position of each row that travel between blocks: `hidden_size` for most families."""
         return self.own_width + self.extra_width
 
+    def check_stream(self, stream: Tensor) -> None:
+        """Raises BadInput for what blocks do not take: embeddings of a user's own, of another size."""
+        sizes = list(stream.shape)
+        if len(sizes) != len(self.stream_shape) or any(
+            isinstance(wanted, int) and wanted != size for wanted, size in zip(self.stream_shape, sizes, strict=True)
+        ):
+            wanted = ", ".join(map(str, self.stream_shape))
+            raise BadInput(f"what would go to the first block is {sizes}; {self.family} takes [{wanted}]")
+
     def flatten(self, stream: Tensor) -> Tensor:
         """The hidden state as it travels: [batch, tokens, width]."""
         if self._is_flat:

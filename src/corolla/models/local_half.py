@@ -184,6 +184,7 @@ class _Request:
     def run(self, stream: Tensor) -> None:
         """Send what arrives at block 0 through all blocks."""
         structure = self.half.structure
+        structure.check_stream(stream)
         hidden = structure.flatten(stream)
         num_rows, num_new, _ = hidden.shape
         if self.cache.rows not in (0, num_rows):

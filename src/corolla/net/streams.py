@@ -93,6 +93,11 @@ class Transport(Protocol):
     @property
     def records(self) -> Records: ...
 
+    @property
+    def lost(self) -> str | None:
+        """Why the transport itself is gone; None while it works. A dial that fails of it finds it said here."""
+        ...
+
     def met_peers(self) -> list[PeerId]:
         """Peers that answered lately and keep records for others; a few, not all of the swarm."""
         ...

@@ -8,7 +8,7 @@ touches a tensor's bytes. One session is one row of this table:
     step_no <= last, kept                   AnswerFromJournal          unchanged (the newest few are kept)
     step_no <= last, no longer kept         Refuse(JournalGap)         unchanged
     step_no >  last + 1                     Refuse(OutOfOrder)         unchanged; taken at position 0 by who has none
-    same step_no, other content             Break                      the stream ends: the peer broke the rules
+    same step_no, another position          Break                      the stream ends: the peer broke the rules
     replay, at the position held            Compute                    the same; step_no may jump ahead
     replay of what is held                  Ignore                     unchanged
     older route_version                     Ignore                     unchanged
@@ -55,7 +55,8 @@ class SessionState(msgspec.Struct, frozen=True):
     rows: int = 0
     """Rows of the cache; 0 before the first step."""
     recent: tuple[tuple[int, int], ...] = ()
-    """(step_no, position) of the newest steps: a repeated one must say the same position."""
+    """(step_no, position) of the newest steps: a repeated one must say the same position. Nothing else of it is looked
+    at: it is answered from what was kept, and runs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def _repeat(state: SessionState, step: Step) -> Action:
         ))  # fmt: skip
     if position != step.position:
         return Break(RemoteProtocolError(
-            f"step {step.step_no} came twice with different content: position {step.position}, before {position}"
+            f"step {step.step_no} came twice: at position {step.position}, before at {position}"
         ))  # fmt: skip
     return AnswerFromJournal(step.step_no)
 

@@ -87,6 +87,11 @@ class PeerBook:
         """The server did what it was asked: no ban any more, nor a memory of its faults."""
         self._bans.pop(peer, None)
 
+    def forget_faults(self) -> None:
+        """They were none: what failed was this side."""
+        self._bans.clear()
+        self._penalties.clear()
+
     def saw_link_fault(self, link: Link, now: float) -> None:
         """Somebody says that these two cannot reach each other: the link costs more for a while, neither of them."""
         old = self._penalties.get(link)

@@ -192,6 +192,26 @@ def test_when_the_daemon_dies_everything_says_so_at_once() -> None:
     asyncio.run(scenario())
 
 
+async def dial_again_and_again(transport: Libp2pTransport, peer: PeerId) -> None:
+    while True:
+        (await transport.dial(peer, PROTOCOL, timeout_s=SOON_S)).close()
+
+
+def test_a_dial_that_fails_of_the_daemons_death_finds_it_said() -> None:
+    """Its sockets end a moment before it does; whoever dials in that moment would blame the other side."""
+
+    async def scenario() -> None:
+        async with open_transport(NetworkConfig()) as a, open_transport(NetworkConfig()) as b:
+            await a.serve(PROTOCOL, echo)
+            await b.join(a.addresses, timeout_s=SOON_S)
+            os.kill(b.daemon_pid, signal.SIGKILL)
+            with pytest.raises(HopFailed):
+                await dial_again_and_again(b, a.peer)
+            assert "daemon ended" in (b.lost or "")
+
+    asyncio.run(scenario())
+
+
 def test_after_an_outage_a_server_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "ROUND_S", 0.5)
     monkeypatch.setattr(membership, "LOST_ROUND_S", 0.2)

@@ -31,6 +31,10 @@ class DaemonRefused(SwarmError):
     """The daemon answered a request with an error: its own words."""
 
 
+class DaemonSilent(DaemonRefused):
+    """The daemon did not answer at all: it has perhaps ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class RawStream:
     """A connected socket whose next bytes are the stream's; `early` came together with the daemon's answer."""
@@ -126,7 +130,7 @@ class Control:
                 raise DaemonRefused(_in_short(answer.error.msg))
         except OSError as fault:
             sock.close()
-            raise DaemonRefused(f"the network daemon does not answer: {fault.strerror or fault}") from fault
+            raise DaemonSilent(f"the network daemon does not answer: {fault.strerror or fault}") from fault
         except BaseException:
             sock.close()
             raise
@@ -160,7 +164,7 @@ async def _read_framed(sock: socket.socket) -> tuple[bytes, bytes]:
     while (frame := _split_frame(data)) is None:
         more = await loop.sock_recv(sock, _READ_BYTES)
         if not more:
-            raise DaemonRefused("the network daemon closed the connection")
+            raise DaemonSilent("the network daemon closed the connection")
         data += more
     return frame
 

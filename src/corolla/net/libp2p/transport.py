@@ -22,7 +22,7 @@ from corolla.net.identity import Identity
 from corolla.net.libp2p import ping, probe
 from corolla.net.libp2p.addresses import most_reachable_first
 from corolla.net.libp2p.config import NetworkConfig
-from corolla.net.libp2p.control import Control, DaemonRefused, RawStream
+from corolla.net.libp2p.control import Control, DaemonRefused, DaemonSilent, RawStream
 from corolla.net.libp2p.daemon import Daemon, DaemonConfig, run_daemon
 from corolla.net.libp2p.dht import Dht
 from corolla.net.libp2p.listener import Listener
@@ -34,6 +34,9 @@ from corolla.net.libp2p.traffic import DhtTraffic
 from corolla.net.streams import Accept, ByteStream, Records
 
 log = logging.getLogger(__name__)
+
+LOSS_SHOWS_S = 1.0
+"""After our daemon has stopped answering; it takes milliseconds, and on a busy machine some more."""
 
 
 class Libp2pTransport:
@@ -104,6 +107,10 @@ class Libp2pTransport:
         """For status lines, and for tests that kill it."""
         return self._daemon.pid
 
+    @property
+    def lost(self) -> str | None:
+        return self._lost.result() if self._lost.done() else None
+
     def met_peers(self) -> list[PeerId]:
         return self._dht.met_peers()
 
@@ -129,6 +136,8 @@ class Libp2pTransport:
         except TimeoutError:
             raise HopFailed(peer, f"no answer to a dial within {timeout_s:g} s") from None
         except (DaemonRefused, ValueError) as fault:
+            if isinstance(fault, DaemonSilent):  # its sockets end a moment before it does
+                await asyncio.wait([self._lost], timeout=LOSS_SHOWS_S)
             raise HopFailed(peer, str(fault)) from fault
 
     async def serve(self, protocol: str, accept: Accept) -> None:

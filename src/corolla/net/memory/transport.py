@@ -102,6 +102,10 @@ class MemoryTransport:
         """What records cost this peer so far."""
         return self._records.traffic
 
+    @property
+    def lost(self) -> str | None:
+        return self._lost.result() if self._lost is not None and self._lost.done() else None
+
     def met_peers(self) -> list[PeerId]:
         return sorted(peer for peer, other in self.network.reachable(self).items() if not other.is_client)
 
