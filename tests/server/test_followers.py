@@ -9,13 +9,21 @@ from corolla.apps.sim.swarm import MemorySwarm
 from corolla.ids import Fingerprint, PeerId
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
-from corolla.server.followers import pick_followers
+from corolla.server.followers import Followers, pick_followers
 from corolla.swarm.announcement import MAX_NEXT_RTTS, UNREACHABLE_RTT_S, Announcement, short_peer
 from corolla.swarm.rtt import Rtt
 from corolla.swarm.view import ServerView, View
 from corolla.swarm.watch import Watcher
 
 SPAN = range(2, 4)
+
+
+class CountingWatcher(Watcher):
+    num_readings = 0
+
+    async def refresh(self) -> View:
+        self.num_readings += 1
+        return await super().refresh()
 
 
 def server(name: str, start: int, end: int) -> ServerView:
@@ -73,5 +81,28 @@ def test_a_server_that_cannot_be_reached_from_here_is_announced_as_far_away() ->
             client = await swarm.join("client", is_client=True)
             said = (await Watcher(client, swarm.model.fingerprint).refresh()).servers[first].announcement
             assert said.next_rtts == {short_peer(last): UNREACHABLE_RTT_S}
+
+    run_virtual(scenario())
+
+
+def test_what_another_reader_of_the_server_has_seen_since_is_not_read_again() -> None:
+    async def scenario() -> None:
+        async with MemorySwarm(num_blocks=8) as swarm:
+            await swarm.serve("first", "0:4")
+            last = (await swarm.serve("last", "4:8")).transport.peer
+            peer = await swarm.join("measuring")
+            watcher = CountingWatcher(peer, swarm.model.fingerprint)
+            followers = Followers(peer, watcher, lambda: range(4), rng=random.Random(0))
+            await watcher.refresh()
+            measuring = asyncio.create_task(followers.keep_measured((60.0, 60.0, 60.0)))
+            await asyncio.sleep(1)
+            assert (watcher.num_readings, list(followers.next_rtts)) == (1, [short_peer(last)])
+            await asyncio.sleep(60)
+            assert watcher.num_readings == 2, "nobody else has read for a period"
+            await watcher.refresh()
+            await asyncio.sleep(60)
+            assert watcher.num_readings == 3
+            measuring.cancel()
+            await asyncio.wait([measuring])
 
     run_virtual(scenario())

@@ -47,10 +47,12 @@ class Followers:
         """What to announce: the nearest of those that may follow, in seconds by `short_peer`."""
 
     async def keep_measured(self, first_periods_s: Sequence[float] = FIRST_PERIODS_S) -> None:
-        """Read the swarm and measure again and again, until cancelled."""
-        first_periods = iter(first_periods_s)
+        """Read the swarm and measure again and again, until cancelled. What placement has read meanwhile will do."""
+        first_periods, measured_as_of = iter(first_periods_s), None
         while True:
-            await self._watcher.refresh()
+            if self._watcher.read_at == measured_as_of:
+                await self._watcher.refresh()
+            measured_as_of = self._watcher.read_at
             await self.measure()
             num_servers = len(self._watcher.view.servers)
             await asyncio.sleep(next(first_periods, None) or draw_period_s(num_servers, self._rng))

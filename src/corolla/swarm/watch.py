@@ -56,6 +56,11 @@ class Watcher:
         """As last read; without servers before the first reading."""
         return self._view
 
+    @property
+    def read_at(self) -> float | None:
+        """When all keys were last read, by the event loop's clock."""
+        return self._read_at
+
     async def refresh(self) -> View:
         """Read the swarm's announcements now. Bounded by the records' own bound; never raises for what peers say."""
         keys = announcement_keys(self._fingerprint)

@@ -1,9 +1,10 @@
-"""What publishing costs on the real DHT, and when it says that somebody else keeps what was published."""
+"""What publishing and reading cost on the real DHT, what is read, and when somebody else keeps what was published."""
 
 import asyncio
+import random
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from corolla.net.identity import from_seed
 from corolla.net.libp2p.config import NetworkConfig
 from corolla.net.libp2p.lean import hivemind
 from corolla.net.libp2p.transport import Libp2pTransport, open_transport
-from corolla.net.records import sign_record
+from corolla.net.records import REPLICAS, sign_record
 
 pytestmark = pytest.mark.slow
 SOON_S = 10.0
@@ -25,6 +26,31 @@ async def two_peers() -> AsyncGenerator[tuple[Libp2pTransport, Libp2pTransport]]
     async with open_transport(NetworkConfig()) as a, open_transport(NetworkConfig()) as b:
         await a.join(b.addresses, timeout_s=SOON_S)
         yield a, b
+
+
+async def reader_and_keepers(stack: AsyncExitStack) -> tuple[Libp2pTransport, list[Libp2pTransport]]:
+    """A client, and as many peers as keep a record; each of these keeps a hundred."""
+    keepers = [await stack.enter_async_context(open_transport(NetworkConfig())) for _ in range(REPLICAS)]
+    reader = await stack.enter_async_context(open_transport(NetworkConfig(is_client=True)))
+    assert not await reader.records.get(KEY), "it knows nobody yet, so this is no first reading"
+    for peer in (*keepers[1:], reader):
+        await peer.join(keepers[0].addresses, timeout_s=SOON_S)
+    for keeper in keepers:
+        keep_records_of_others(keeper, 100)
+    return reader, keepers
+
+
+class LotFor(random.Random):
+    """Falls on these."""
+
+    def __init__(self, peers: Sequence[Libp2pTransport]) -> None:
+        super().__init__(0)
+        self.peers = [peer.peer for peer in peers]
+        self.drawn = 0
+
+    def sample(self, population: Sequence[Any], k: int, *, counts: Any = None) -> list[Any]:
+        self.drawn += 1
+        return [peer for peer in population if peer.to_base58() in self.peers][:k]
 
 
 def shelf(peer: Libp2pTransport) -> Any:
@@ -54,6 +80,65 @@ def test_a_put_costs_no_more_where_many_others_announce_under_its_key() -> None:
             keep_records_of_others(b, 100)
             assert await bytes_of_a_put(a) < alone + 1000
             assert len(await a.records.get(KEY)) == 101
+
+    asyncio.run(scenario())
+
+
+def test_a_reading_takes_three_copies_of_what_lies_under_a_key_and_not_eight() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            reader, _ = await reader_and_keepers(stack)
+            taken, traffic = list[int](), reader.dht_traffic
+            for _ in range(3):
+                before = traffic.bytes_received
+                assert len(await reader.records.get(KEY)) == 100
+                taken.append(traffic.bytes_received - before)
+            first, *later = taken
+            assert max(later) < 0.5 * first, "the first asks all eight"
+
+    asyncio.run(scenario())
+
+
+def test_keepers_that_lack_records_or_leave_some_out_hide_none_of_them() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            reader, keepers = await reader_and_keepers(stack)
+            assert len(await reader.records.get(KEY)) == 100
+            for keeper in keepers[2:]:
+                keep_records_of_others(keeper, 130)
+            lot = LotFor(keepers[:3])
+            reader.records._readings._rng = lot  # pyright: ignore[reportAttributeAccessIssue]
+            assert len(await reader.records.get(KEY)) == 130, "two of three lack the new ones"
+            for keeper in keepers[:3]:
+                shelf(keeper)._keys.clear()
+                keep_records_of_others(keeper, 60)
+            assert len(await reader.records.get(KEY)) == 130, "all three leave out what was there before"
+            for keeper in keepers[:3]:
+                shelf(keeper)._keys.clear()
+            assert len(await reader.records.get(KEY)) == 130, "all three have nothing"
+            assert lot.drawn == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_keeper_that_gives_no_answer_has_the_others_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            reader, keepers = await reader_and_keepers(stack)
+            assert len(await reader.records.get(KEY)) == 100
+            for keeper in keepers[3:]:
+                keep_records_of_others(keeper, 101)
+            reader.records._readings._rng = LotFor(keepers[:3])  # pyright: ignore[reportAttributeAccessIssue]
+            assert len(await reader.records.get(KEY)) == 100
+            key_id, get_kept = hivemind().DHTID.generate(source=KEY), shelf(keepers[0]).get
+
+            def fail(key: int) -> Any:
+                if key == key_id:
+                    raise OSError("no disk")
+                return get_kept(key)
+
+            monkeypatch.setattr(shelf(keepers[0]), "get", fail)
+            assert len(await reader.records.get(KEY)) == 101
 
     asyncio.run(scenario())
 

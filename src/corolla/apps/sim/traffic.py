@@ -2,7 +2,8 @@
 
 The servers run the real `Announcer` and `Followers`, and read as `keep_placed` does where no move is worth it; only
 blocks and sessions are missing. Each begins in the middle of its periods, and knows the others: so that a window of a
-minute holds its share of readings that come every half hour. What else a peer says is not in it: its pings of those
+minute holds its share of readings that come every half hour, and each has read before, since the first reading asks
+more (`net/readings.py`). What else a peer says is not in it: its pings of those
 with whom it keeps in touch, and of servers that may follow.
 """
 
@@ -32,7 +33,7 @@ from corolla.swarm.watch import Watcher
 MODEL = Fingerprint("f" * 32)
 NUM_BLOCKS = 126
 SETTLING_S = 46.0
-"""Until everybody has announced itself; what is read counts only afterwards, and is read only then."""
+"""Until everybody has announced itself: then all read for the first time, and what is read counts from then on."""
 CLIENT_PERIOD_S = ClientConfig().refresh_period_s
 _DEFAULTS = ServerConfig(model=Path("model"))
 _EIGHT_RTTS = {f"neighbour{n}": 0.0123 for n in range(8)}
@@ -75,16 +76,19 @@ async def measure_traffic(num_servers: int, *, minutes: float, seed: int = 0) ->
             ServerView(server.peer, _describe(server, span, _EIGHT_RTTS), 0.0)
             for server, span in zip(servers, spans, strict=True)
         )
+        active, idle = clients
+        watchers = [Watcher(peer, MODEL) for peer in (*servers, active)]
         tasks = [
-            task for server, span in zip(servers, spans, strict=True) for task in _serve(server, span, everybody, rng)
+            task
+            for server, watcher, span in zip(servers, watchers[:-1], spans, strict=True)
+            for task in _serve(server, watcher, span, everybody, rng)
         ]
         await asyncio.sleep(SETTLING_S)
+        await asyncio.gather(*(watcher.refresh() for watcher in watchers))
         before = {peer.peer: (peer.traffic.messages, peer.traffic.num_bytes) for peer in (*servers, *clients)}
         await asyncio.sleep(60 * minutes)
         costs = [_cost(before[peer.peer], peer, minutes) for peer in servers]
-        active, idle = clients
-        watcher = Watcher(active, MODEL)
-        await watcher.refresh()
+        await watchers[-1].refresh()
         for task in tasks:
             assert not task.done(), f"a task ended by itself: {task}"
             task.cancel()
@@ -95,7 +99,7 @@ async def measure_traffic(num_servers: int, *, minutes: float, seed: int = 0) ->
             server_worst=Cost(max(cost.messages for cost in costs), max(cost.kilobytes for cost in costs)),
             active_client=_cost(before[active.peer], active, view_period_s(num_servers, CLIENT_PERIOD_S) / 60),
             idle_client=_cost(before[idle.peer], idle, minutes),
-            num_seen=len(watcher.view.servers),
+            num_seen=len(watchers[-1].view.servers),
             most_under_a_key=max(server.records.most_under_a_key for server in servers),
         )
 
@@ -116,10 +120,11 @@ def _describe(server: MemoryTransport, span: range, next_rtts: dict[str, float])
     )  # fmt: skip
 
 
-def _serve(server: MemoryTransport, span: range, everybody: View, rng: random.Random) -> list[asyncio.Task[None]]:
+def _serve(
+    server: MemoryTransport, watcher: Watcher, span: range, everybody: View, rng: random.Random
+) -> list[asyncio.Task[None]]:
     """What a server that has been there for long says and reads, from moments within its periods on."""
     num_servers = len(everybody.servers)
-    watcher = Watcher(server, MODEL)
     followers = Followers(server, watcher, lambda: span, rng=rng)
     announcer = Announcer(
         server,

@@ -1,8 +1,9 @@
 """Signed records in hivemind's Kademlia DHT, and the DHT's own ping.
 
 A record lies under its key as subkey = peer id, value = signed blob (`net/records.py`); `check.py` judges each one,
-`kept.py` holds those that we keep for others. Searches and calls are hivemind's; where a record is stored, the proof
-that somebody else holds it, bounds, and the repair of one fault that ends the connection to the daemon are ours.
+`kept.py` holds those that we keep for others, `net/readings.py` says whom to ask. Searches and calls are hivemind's;
+where a record is stored and read, the proof that somebody else holds it, bounds, and the repair of one fault that ends
+the connection to the daemon are ours.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+
+import msgspec
 
 from corolla.clock import WallClock
 from corolla.errors import BadInput, SwarmError
@@ -26,6 +29,7 @@ from corolla.net.libp2p.lean import Hivemind, hivemind
 from corolla.net.libp2p.process import OwnProcess
 from corolla.net.libp2p.sealed import CallRefused, CallSeal
 from corolla.net.libp2p.traffic import DhtTraffic
+from corolla.net.readings import Readings
 from corolla.net.records import (
     MAX_LIFETIME_S,
     REPLICAS,
@@ -77,6 +81,7 @@ class Dht:
         self._p2p: Any = None
         self._node: Any = None
         self.traffic = DhtTraffic()
+        self._readings = Readings(random.Random())  # noqa: S311 (fairness)
         self._has_met_others = False
         """Whether another peer was ever there: until then publishing to ourselves is all there is to do."""
         self._has_read_back = False
@@ -131,17 +136,18 @@ class Dht:
         self._process.check()
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                found = await self._node.get(key, latest=True)
+                newest = await self._read(key)
         except TimeoutError:
             log.warning("reading records took too long", extra={"key": key, "timeout_s": LOOKUP_TIMEOUT_S})
             return []
         self.traffic.gets += 1
         now, records = self._wall_time(), list[Record]()
-        for peer, entry in found.value.items() if found is not None and isinstance(found.value, dict) else ():
+        for peer, entry in newest.items():
             try:
-                records.append(verify_record(key, peer, entry.value, now))
+                blob = msgspec.msgpack.decode(entry.value, type=bytes)
+                records.append(verify_record(key, peer, blob, now))
                 self.traffic.records_read += 1
-                self.traffic.bytes_read += len(entry.value)
+                self.traffic.bytes_read += len(blob)
             except RecordRejected as rejected:
                 self.traffic.records_refused[rejected.flaw] += 1
                 log.debug("record not believed", extra={"peer": peer, "flaw": rejected.flaw})
@@ -208,7 +214,7 @@ class Dht:
         lib, protocol = hivemind(), self._node.protocol
         key_id, value = lib.DHTID.generate(source=key), protocol.serializer.dumps(blob)
         protocol.storage.store(key_id, value, expires_at, subkey=self._identity.peer)
-        untried, keepers = await self._find_nearest(key_id), list[Any]()
+        untried, keepers = list((await self._find_nearest(key_id)).values()), list[Any]()
         while untried and len(keepers) < REPLICAS:  # each round asks others in the place of those who failed
             asked, untried = untried[: REPLICAS - len(keepers)], untried[REPLICAS - len(keepers) :]
             stores = [
@@ -219,15 +225,46 @@ class Dht:
             keepers += [peer for peer, answer in zip(asked, answers, strict=True) if answer and all(answer)]
         return keepers
 
-    async def _find_nearest(self, key_id: Any) -> list[Any]:
-        """Peers that answer, the nearest to the key first, without one record on the way.
+    async def _find_nearest(self, key_id: Any) -> dict[Any, Any]:
+        """Peers that answer, by their DHT ids, the nearest to the key first, without one record on the way.
 
         Whoever is asked for the key itself answers with everything under it: with 200 records a put took 1.7 MB. The
         neighbouring id, which no record can have, has the same nearest peers.
         """
         neighbour = hivemind().DHTID(key_id ^ 1)
         nearest = (await self._node.find_nearest_nodes([neighbour], exclude_self=True))[neighbour]
-        return [peer for peer in nearest.values() if peer not in self._node.blacklist]
+        return {node_id: peer for node_id, peer in nearest.items() if peer not in self._node.blacklist}
+
+    async def _read(self, key: str) -> dict[PeerId, Any]:
+        """Each publisher's newest entry of all that we and those asked have; in it the encoded blob and its expiry."""
+        lib = hivemind()
+        key_id = lib.DHTID.generate(source=key)
+        near = await self._find_nearest(key_id)
+        num_nearer = sum(node_id ^ key_id < self._node.node_id ^ key_id for node_id in near)
+        are_we_near = not self._is_client and num_nearer < REPLICAS
+        asked = self._readings.choose_first(key, list(near.values()), are_we_near=are_we_near)
+        others = [peer for peer in near.values() if peer not in asked]
+        ours = _entries(self._node.protocol.storage.get(key_id))
+        answers = await self._ask_all(asked, key_id)
+        living = [None if answer is None else self._living(answer) for answer in answers]
+        if others and self._readings.is_doubtful(key, living, ours):
+            answers += await self._ask_all(others, key_id)
+        newest = dict(ours)
+        for peer, entry in (item for answer in answers for item in (answer or {}).items()):
+            if peer not in newest or newest[peer].expiration_time < entry.expiration_time:
+                newest[peer] = entry
+        if any(answer is not None for answer in answers):
+            self._readings.note(key, self._living(newest))
+        return newest
+
+    async def _ask_all(self, peers: list[Any], key_id: Any) -> list[dict[PeerId, Any] | None]:
+        """What each of them has under the key, checked (`check.py`); None: no answer, and no other call for a while."""
+        answers = await asyncio.gather(*(self._node._call_find_with_blacklist(peer, [key_id]) for peer in peers))
+        return [_entries(answer[key_id][0]) if answer and key_id in answer else None for answer in answers]
+
+    def _living(self, entries: dict[PeerId, Any]) -> list[PeerId]:
+        now = self._wall_time()
+        return [peer for peer, entry in entries.items() if entry.expiration_time > now]
 
     async def _is_shown(self, keepers: list[Any], key: str, expires_at: float) -> bool:
         """Read our record back: whether one of these peers really gives it out. Each answers with the whole key."""
@@ -239,6 +276,13 @@ class Dht:
             if entry is not None and entry.expiration_time >= expires_at:
                 return True
         return False
+
+
+def _entries(found: Any) -> dict[PeerId, Any]:
+    if found is None or not isinstance(found.value, hivemind().DictionaryDHTValue):
+        return {}
+    with found.value.freeze():  # what has expired by hivemind's clock may be alive by ours
+        return dict(found.value.items())
 
 
 def _skip_cancelled_calls(p2p: Any) -> None:

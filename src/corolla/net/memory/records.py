@@ -2,9 +2,10 @@
 
 As in a Kademlia table, which peers those are follows from hashes, every storing peer checks what it keeps, and a
 reader asks those near the key. Checks are those of `net/records.py`, by each peer's own wall clock. `Traffic` counts
-what this costs each peer, as on the real network (`net/libp2p/dht.py`): who publishes asks the nearest peers who is
-nearest before some of them keep it, and the first time one of them shows it. Here everybody knows everybody: the way
-towards the key is not counted, which in hivemind's tables of a thousand peers asks four more at most.
+what this costs each peer, as on the real network (`net/libp2p/dht.py`): who publishes or reads asks the nearest peers
+who is nearest. Then some of them keep the record, and the first time one of them shows it; or those answer that
+`net/readings.py` picks. Here everybody knows everybody: the way towards the key is not counted, which in hivemind's
+tables of a thousand peers asks four more at most.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from corolla.ids import PeerId
 from corolla.net.groups import AddressGroup
 from corolla.net.identity import Identity
 from corolla.net.places import OURS, UNKNOWN, Places
+from corolla.net.readings import Readings
 from corolla.net.records import (
     MAX_LIFETIME_S,
     REPLICAS,
@@ -141,6 +143,7 @@ class MemoryRecords:
         self._round_trip_s = round_trip_s
         self._shelf = Shelf()
         self._has_read_back = False
+        self._readings = Readings(random.Random(identity.peer))  # noqa: S311 (fairness; the same in each run)
         self.traffic: Final = Traffic()
 
     @property
@@ -175,20 +178,39 @@ class MemoryRecords:
         return any(kept)
 
     async def get(self, key: str) -> list[Record]:
-        asked = _nearest(key, self._answering())
-        if asked:
-            await asyncio.sleep(max(self._round_trip_s(other._identity.peer) for other in asked))
-        newest = dict(self._shelf.blobs(key))
-        for other in asked:
-            self.traffic.exchange(other.traffic, NEIGHBOUR_BYTES * len(asked) + other._shelf.num_bytes(key))
-            for peer, (expires_at, blob) in other._shelf.blobs(key).items():
+        near = _nearest(key, self._answering())
+        if near:
+            await asyncio.sleep(max(self._round_trip_s(other._identity.peer) for other in near))
+        for other in near:
+            self.traffic.exchange(other.traffic, NEIGHBOUR_BYTES * len(near))
+        ours, target = self._shelf.blobs(key), _hash(key)
+        num_nearer = sum(_hash(other._identity.peer) ^ target < _hash(self._identity.peer) ^ target for other in near)
+        asked = self._readings.choose_first(key, near, are_we_near=num_nearer < REPLICAS)
+        answers = [self._ask(other, key, len(near)) for other in asked]
+        if len(asked) < len(near) and self._readings.is_doubtful(
+            key, [self._living(answer) for answer in answers], ours
+        ):
+            answers += [self._ask(other, key, len(near)) for other in near if other not in asked]
+        newest = dict(ours)
+        for answer in answers:
+            for peer, (expires_at, blob) in answer.items():
                 if peer not in newest or newest[peer][0] < expires_at:
                     newest[peer] = (expires_at, blob)
+        if near:
+            self._readings.note(key, self._living(newest))
         return self._verified(key, newest)
 
     def keep(self, key: str, peer: PeerId, blob: bytes, bringer: Bringer | None = None) -> bool:
         """Put somebody's blob on this peer's shelf, as if they (or `bringer`) had asked. False: refused."""
         return self._shelf.store(key, peer, blob, self._wall_time(), bringer or Bringer(peer, UNKNOWN))
+
+    def _ask(self, other: "MemoryRecords", key: str, num_neighbours: int) -> Mapping[PeerId, tuple[float, bytes]]:
+        self.traffic.exchange(other.traffic, NEIGHBOUR_BYTES * num_neighbours + other._shelf.num_bytes(key))
+        return other._shelf.blobs(key)
+
+    def _living(self, answer: Mapping[PeerId, tuple[float, bytes]]) -> list[PeerId]:
+        now = self._wall_time()
+        return [peer for peer, (expires_at, _) in answer.items() if expires_at > now]
 
     def _verified(self, key: str, blobs: Mapping[PeerId, tuple[float, bytes]]) -> list[Record]:
         now = self._wall_time()
