@@ -12,6 +12,7 @@ import torch
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import ToySpan, hidden_of, numbers_of, whole_model
 from corolla.client.session import Session
+from corolla.client.swarm import Swarm
 from corolla.clock import loop_time
 from corolla.errors import BadInput
 from corolla.models.checkpoint import open_checkpoint
@@ -20,10 +21,12 @@ from corolla.models.tensors import to_torch, to_wire
 from corolla.models.testing import write_tiny
 from corolla.net.memory.loop import run_virtual
 from corolla.server.executor import InlineExecutor
+from corolla.server.handler import Handler
 from corolla.server.moving import RETRY_S, Order, Placement
 from corolla.server.placing import PlacingConfig
 from corolla.server.runner import SpanRunner
 from corolla.server.span import TorchSpanRunner
+from corolla.swarm.announcement import Announcement
 
 LOAD_S = 20.0
 SOON = PlacingConfig(mean_check_s=10.0, settling_check_s=5.0)
@@ -71,6 +74,11 @@ async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(600):
         while not is_so():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.5)
+
+
+async def announced(client: Swarm, swarm: MemorySwarm, handler: Handler) -> Announcement:
+    view = await client.router(swarm.model).refresh()
+    return view.servers[handler.transport.peer].announcement
 
 
 def facts(swarm: MemorySwarm) -> tuple[int, int]:
@@ -143,6 +151,29 @@ def test_the_old_blocks_are_served_until_the_new_ones_are_there_if_memory_allows
     crowd(ToyLoader("load_first"), story)
 
 
+def test_new_sessions_too_come_to_the_old_blocks_until_the_new_ones_are_there() -> None:
+    """A download may take an hour, in which the server has all that they need."""
+    loader = ToyLoader("load_first")
+
+    async def story(swarm: MemorySwarm) -> None:
+        client, mover = await swarm.client("client"), swarm.handlers["mover"]
+        for name in ("second", "third"):
+            await swarm.serve(name, "0:4")
+        async with asyncio.timeout(600):
+            while (await announced(client, swarm, mover)).moving_to is None:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.5)
+        await asyncio.sleep(5)  # no claim any more, but under way
+        said = await announced(client, swarm, mover)
+        assert (said.state, said.start, said.end, said.moving_to) == ("online", 0, 4, (4, 8))
+        for name in ("second", "third"):
+            swarm.network.kill(swarm.handlers[name].transport.peer)
+        async with client.open_session(swarm.model, max_tokens=8) as session:
+            assert session.route[0].peer_id == mover.transport.peer
+            assert await feed(session, [3, 1]) == whole_model(8, [3, 1])
+
+    crowd(loader, story)
+
+
 def test_a_server_whose_owner_named_its_blocks_stays() -> None:
     async def told() -> None:
         async with MemorySwarm(num_blocks=8) as swarm:
@@ -190,8 +221,7 @@ def test_a_server_that_hosts_nothing_for_a_while_takes_no_session() -> None:
             async with client.open_session(swarm.model, max_tokens=8) as session:
                 assert session.route[0].peer_id != mover.transport.peer
         assert not mover.counters.refusals
-        view = await client.router(swarm.model).refresh()
-        said = view.servers[mover.transport.peer].announcement
+        said = await announced(client, swarm, mover)
         assert (said.state, said.start, said.end) == ("joining", 4, 8)
 
     crowd(ToyLoader("leave_first"), story)

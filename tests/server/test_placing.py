@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -30,6 +31,8 @@ from corolla.server.placing import (
 from corolla.server.publisher import claimed_span
 from corolla.swarm.announcement import Announcement, State, announcement_key
 from corolla.swarm.cost import CostModel
+from corolla.swarm.placement import placed_servers
+from corolla.swarm.rebalance import Model, plan_for
 from corolla.swarm.view import ServerView, View
 from corolla.swarm.watch import Watcher
 
@@ -60,6 +63,21 @@ def test_only_new_claims_of_lower_ids_have_precedence() -> None:
     )  # fmt: skip
     assert {rival.peer for rival in rivals(now, seen, PeerId("me"))} == {"a"}
     assert set(without_inferior(now, seen, PeerId("me")).servers) == {"old", "a", "online"}
+
+
+def test_who_serves_on_while_it_moves_has_a_claim_like_any_other() -> None:
+    def mover(to: tuple[int, int] | None) -> ServerView:
+        here = server("a", 8, 12)
+        return replace(here, announcement=msgspec.structs.replace(here.announcement, moving_to=to))
+
+    seen, now = View.of([mover(None)]), View.of([mover((0, 4))])
+    assert [rival.peer for rival in rivals(now, seen, PeerId("me"))] == ["a"]
+    assert rivals(now, now, PeerId("me")) == []
+    assert anyone_moved(seen, now, PeerId("me"))
+    assert not anyone_moved(now, View.of([server("a", 0, 4)]), PeerId("me")), "it said so before"
+    placed = placed_servers(now, CostModel())
+    assert [(one.start, one.end) for one in placed] == [(0, 4)]
+    assert plan_for(now, Model(12), CostModel()).moves == {}, "who moves does not move again"
 
 
 def join_together(seed: int, num_servers: int, num_blocks: int = 12) -> list[tuple[int, int]]:

@@ -52,6 +52,7 @@ HONEST = Announcement(
     commit="0123456789abcdef0123456789abcdef01234567",
     inflows={"KooWbefor1": 12_500_000},
     position_bytes=8192,
+    moving_to=(0, 4),
 )
 
 
@@ -131,6 +132,11 @@ NONSENSE: list[tuple[str, Any]] = [
     ("position_bytes", -1),
     ("position_bytes", (1 << 24) + 1),
     ("position_bytes", 0.5),
+    ("moving_to", [4, 4]),
+    ("moving_to", [8, 13]),
+    ("moving_to", [-1, 4]),
+    ("moving_to", [0, 4, 8]),
+    ("moving_to", "04"),
 ]
 
 

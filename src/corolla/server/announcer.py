@@ -117,7 +117,9 @@ class Announcer:
 
 def is_news(said: Announcement, now: Announcement) -> bool:
     """Whether what was announced has become so wrong that others would choose badly by it."""
-    if (said.state, said.start, said.end, said.adapters) != (now.state, now.start, now.end, now.adapters):
+    if (said.state, said.start, said.end, said.moving_to) != (now.state, now.start, now.end, now.moving_to):
+        return True
+    if said.adapters != now.adapters:
         return True
     if said.next_rtts.keys() != now.next_rtts.keys() or _unreachable(said) != _unreachable(now):
         return True

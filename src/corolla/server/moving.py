@@ -126,6 +126,7 @@ class Mover:
 
     async def _leave_first(self, span: range, old: SpanFacts) -> None:
         self._handler.is_away = True
+        await self._announce()  # no new session comes to blocks that are given up
         await self._handler.let_go(self._drain_timeout_s)
         await self._handler.executor.call(lambda: None)  # behind every step that still ran on the old blocks
         self._handler.host(Vacant(old), (0.0, 0.0))  # nothing holds them any more

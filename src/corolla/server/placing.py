@@ -61,7 +61,7 @@ class Publisher(Protocol):
         ...
 
     async def claim(self, span: range) -> None:
-        """Announce the state `joining` on this span."""
+        """Announce that this span is taken: the state `joining`, or `moving_to` beside the blocks served meanwhile."""
         ...
 
     async def stay(self) -> None:
@@ -122,27 +122,25 @@ def without_inferior(now: View, seen: View, own: PeerId) -> View:
 def _new_claims(now: View, seen: View) -> list[ServerView]:
     def is_new(server: ServerView) -> bool:
         before = seen.servers.get(server.peer)
-        said = server.announcement
-        return said.state == "joining" and (
-            before is None
-            or (before.start, before.end, before.announcement.state) != (said.start, said.end, said.state)
-        )
+        return server.claim is not None and (before is None or before.claim != server.claim)
 
     return [server for server in now.servers.values() if is_new(server)]
 
 
 def anyone_moved(before: View, now: View, own: PeerId) -> bool:
     """Whether another server that served at the first look has left its span since, or has claimed a new one."""
-    stood = {server.peer: (server.start, server.end) for server in before.servers.values() if server.is_online}
-    return any(
-        stood.get(peer, (server.start, server.end)) != (server.start, server.end)
-        for peer, server in now.servers.items()
-        if peer != own
-    )
+    stood = {server.peer: _place(server) for server in before.servers.values() if server.is_online}
+    return any(stood.get(peer, _place(server)) != _place(server) for peer, server in now.servers.items() if peer != own)
+
+
+def _place(server: ServerView) -> range:
+    """Where it is, or will be soon."""
+    return server.claim or range(server.start, server.end)
 
 
 def _overlaps(server: ServerView, span: range) -> bool:
-    return server.start < span.stop and span.start < server.end
+    place = _place(server)
+    return place.start < span.stop and span.start < place.stop
 
 
 async def keep_placed(

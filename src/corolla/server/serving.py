@@ -120,16 +120,19 @@ def _announcement(
 ) -> Announcement:
     """What an idle server would announce, as it is now. Cheap: it is looked at each second."""
     facts = handler.runner.facts
-    state, span = "online", range(facts.start, facts.end)
+    state, span, moving_to = "online", range(facts.start, facts.end), None
     if handler.is_leaving:
         state = "draining"
-    elif claim.span is not None:
+    elif claim.span is not None and handler.is_away:
         state, span = "joining", claim.span
+    elif claim.span is not None:
+        moving_to = claim.span.start, claim.span.stop
     return msgspec.structs.replace(
         idle,
         state=state,
         start=span.start,
         end=span.stop,
+        moving_to=moving_to,
         dtype=facts.dtype,
         position_bytes=facts.hidden_size * ITEM_BYTES[facts.dtype],
         announced_at=transport.wall_time(),

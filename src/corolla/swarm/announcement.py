@@ -91,6 +91,8 @@ class Announcement(Struct, frozen=True, kw_only=True, array_like=True):
     """Bytes a second that come from servers before this one, by `short_peer`, as real work has shown."""
     position_bytes: PositionBytes = 0
     """What one position's hidden states take on the wire, in the dtype of the blocks; 0: it does not say."""
+    moving_to: tuple[Block, Block] | None = None
+    """The span that it loads beside its own, on which it serves meanwhile, and will host instead."""
 
     def encode(self) -> bytes:
         """The record's value. When there are too many bytes, the fastest of `inflows` go first, then round trips (the
@@ -145,6 +147,8 @@ def decode_announcement(value: bytes) -> Announcement:
         raise AnnouncementRejected(_flaw(fault, Announcement)) from fault
     if not 0 <= said.start < said.end <= said.num_blocks:
         raise AnnouncementRejected("a span that is empty or outside the model")
+    if said.moving_to is not None and not 0 <= said.moving_to[0] < said.moving_to[1] <= said.num_blocks:
+        raise AnnouncementRejected("a span to move to that is empty or outside the model")
     _check_texts([said.model_name, said.dtype, said.quantization or "", said.version, said.name, said.fingerprint])
     _check_texts([*said.adapters, *said.next_rtts, *said.inflows, *said.addresses])
     return said

@@ -53,7 +53,8 @@ def placed_servers(view: View, cost: CostModel) -> list[Placed]:
 def _placed(server: ServerView, cost: CostModel) -> Placed:
     said = server.announcement
     rate = said.decode_tokens_per_s or cost.unknown_tokens_per_s / (said.end - said.start)
-    return Placed(server.peer, said.start, said.end, rate)
+    here = Placed(server.peer, said.start, said.end, rate)
+    return here if said.moving_to is None else here.moved(range(*said.moving_to))
 
 
 def block_rates(placed: Iterable[Placed], num_blocks: int) -> list[float]:
@@ -117,13 +118,17 @@ def choose_span(
 
 
 def _when_all_have_joined(view: View) -> View:
-    """Those who are joining will serve by the time that we do."""
-    joined = [
-        replace(server, announcement=msgspec.structs.replace(server.announcement, state="online"))
-        for server in view.servers.values()
-        if server.announcement.state == "joining"
-    ]
-    return view.including(*joined)
+    """Those who are joining, or move, will serve there by the time that we do."""
+
+    def arrived(server: ServerView, span: range) -> ServerView:
+        said = server.announcement
+        speed = said.decode_tokens_per_s * (said.end - said.start) / len(span)
+        there = msgspec.structs.replace(
+            said, state="online", start=span.start, end=span.stop, decode_tokens_per_s=speed, moving_to=None
+        )
+        return replace(server, announcement=there)
+
+    return view.including(*(arrived(server, server.claim) for server in view.servers.values() if server.claim))
 
 
 def near_weakest(rates: Sequence[float], spans: Sequence[range]) -> list[range]:

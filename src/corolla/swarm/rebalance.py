@@ -66,9 +66,12 @@ def choose_move(view: View, own: PeerId, model: Model, cost: CostModel, *, least
 
 
 def plan_for(view: View, model: Model, cost: CostModel) -> Plan:
-    """The plan that everybody makes who sees this view; in it move only servers that are online and may."""
+    """The plan that everybody makes who sees this view; in it move only servers that are online, may, and do not
+    already."""
     movable = frozenset(
-        server.peer for server in view.servers.values() if server.is_online and server.announcement.is_movable
+        server.peer
+        for server in view.servers.values()
+        if server.is_online and server.claim is None and server.announcement.is_movable
     )
     return _planned(tuple(placed_servers(view, cost)), model, movable)
 

@@ -40,6 +40,14 @@ class ServerView:
         return self.announcement.end
 
     @property
+    def claim(self) -> range | None:
+        """The blocks that it loads and will host; None: it stays with what it has."""
+        said = self.announcement
+        if said.moving_to is not None:
+            return range(*said.moving_to)
+        return range(said.start, said.end) if said.state == "joining" else None
+
+    @property
     def longest_session(self) -> float:
         """Most tokens a row of a session that it takes; infinite where it does not say."""
         return self.announcement.max_session_tokens or math.inf

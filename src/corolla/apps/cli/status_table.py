@@ -112,7 +112,7 @@ def _cells(server: ServerView) -> tuple[str, ...]:
         f"{server.start}:{server.end}",
         f"…{short(server.peer)}",
         said.name,
-        said.state,
+        f"{said.state}, to {said.moving_to[0]}:{said.moving_to[1]}" if said.moving_to else said.state,
         f"{said.dtype} {said.quantization}" if said.quantization else said.dtype,
         f"{said.decode_tokens_per_s:.1f}" if said.decode_tokens_per_s else "–",
         f"{said.free_cache_tokens}",

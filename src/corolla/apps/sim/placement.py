@@ -146,7 +146,10 @@ class SimServer:
         return self._board.is_alive(peer)
 
     async def claim(self, span: range) -> None:
-        self._board.post(self.peer, self._announcement("joining", span))
+        if self.span is None:
+            self._board.post(self.peer, self._announcement("joining", span))
+        else:
+            self._board.post(self.peer, self._announcement("online", self.span, moving_to=(span.start, span.stop)))
 
     async def stay(self) -> None:
         if self.span is not None:
@@ -168,11 +171,11 @@ class SimServer:
         joining = self._announcement("joining", range(self._length))
         return choose_span(view, self._length, joining=joining, peer=self.peer, cost=COST)
 
-    def _announcement(self, state: State, span: range) -> Announcement:
+    def _announcement(self, state: State, span: range, *, moving_to: tuple[int, int] | None = None) -> Announcement:
         return Announcement(
             state=state, start=span.start, end=span.stop, num_blocks=self._churn.num_blocks, fingerprint=MODEL,
             model_name="model", dtype="bfloat16", decode_tokens_per_s=self._rate(span), free_cache_tokens=1 << 16,
-            is_movable=True,
+            is_movable=True, moving_to=moving_to,
         )  # fmt: skip
 
     def _rate(self, span: range) -> float:

@@ -68,6 +68,7 @@ def _server_as_json(server: ServerView) -> dict[str, Any]:
         "name": said.name,
         "blocks": f"{server.start}:{server.end}",
         "state": said.state,
+        "moving_to": f"{said.moving_to[0]}:{said.moving_to[1]}" if said.moving_to else None,
         "dtype": said.dtype,
         "quantization": said.quantization,
         "decode_tokens_per_s": said.decode_tokens_per_s,
