@@ -248,14 +248,13 @@ def test_who_has_too_many_bytes_under_way_is_refused_the_next_step_and_may_send_
     ("change", "said"),
     [
         ({"fingerprint": "0" * 32}, "0" * 32),
-        ({"start": 2, "end": BLOCKS + 1}, f"2:{BLOCKS + 1}"),
         ({"start": 2, "end": 2}, "2:2"),
         ({"max_tokens": 8193}, "8193"),
         ({"max_rows": 129}, "129"),
         ({"adapter": "theirs"}, "theirs"),
         ({"wire_dtype": "int64"}, "int64"),
     ],
-    ids=["other weights", "blocks not hosted", "no blocks", "too long", "too many rows", "adapter", "dtype"],
+    ids=["other weights", "no blocks", "too long", "too many rows", "adapter", "dtype"],
 )
 def test_what_the_server_cannot_do_is_refused_with_value_and_bound(change: dict[str, object], said: str) -> None:
     async def story() -> None:
@@ -264,6 +263,19 @@ def test_what_the_server_cannot_do_is_refused_with_value_and_bound(change: dict[
                 await open_session(link, here.ask(**change))
             assert refused.value.value == said
             assert refused.value.bound
+            here.assert_nothing_held()
+
+    run_virtual(story())
+
+
+def test_blocks_that_are_not_here_are_no_mistake_of_the_client_s() -> None:
+    """The server may have moved: `Overloaded` has the client take another, where `Unsupported` would end its text."""
+
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            with pytest.raises(Overloaded) as refused:
+                await open_session(link, here.ask(start=2, end=BLOCKS + 1))
+            assert (refused.value.value, refused.value.bound) == (f"2:{BLOCKS + 1}", f"0:{BLOCKS}")
             here.assert_nothing_held()
 
     run_virtual(story())

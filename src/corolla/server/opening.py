@@ -30,9 +30,9 @@ def check_open(ask: Open, facts: SpanFacts, limits: SessionLimits, fingerprint: 
 
 
 def check_blocks(ask: Open, facts: SpanFacts) -> None:
-    """Raises Overloaded when not all of the blocks are hosted here: we have moved, and the client has yet to hear of it.
+    """Raises Overloaded when not all of the blocks are hosted here: most often we have moved.
 
-    That is no mistake of its own, and others have these blocks.
+    The client has yet to hear of it: that is no mistake of its own, and others have these blocks.
     """
     asked, hosted = f"{ask.start}:{ask.end}", f"{facts.start}:{facts.end}"
     if ask.start >= ask.end:

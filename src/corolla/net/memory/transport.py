@@ -102,6 +102,11 @@ class MemoryTransport:
         """What records cost this peer so far."""
         return self._records.traffic
 
+    @property
+    def num_streams(self) -> int:
+        """Open ones, whoever dialled."""
+        return len(self._streams)
+
     def met_peers(self) -> list[PeerId]:
         return sorted(peer for peer, other in self.network.reachable(self).items() if not other.is_client)
 
