@@ -18,10 +18,13 @@ from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.streams import MemoryStream
 from corolla.net.memory.transport import MemoryTransport
+from corolla.net.streams import ByteStream
 from corolla.server import routes
 from corolla.server.admission import Cap, Guest, Holdings
 from corolla.server.config import SessionLimits
+from corolla.server.data import DataStreams
 from corolla.server.executor import InlineExecutor
 from corolla.server.handler import Handler
 from corolla.server.kv import CachePool
@@ -277,6 +280,34 @@ def test_blocks_that_are_not_here_are_no_mistake_of_the_client_s() -> None:
                 await open_session(link, here.ask(start=2, end=BLOCKS + 1))
             assert (refused.value.value, refused.value.bound) == (f"2:{BLOCKS + 1}", f"0:{BLOCKS}")
             here.assert_nothing_held()
+
+    run_virtual(story())
+
+
+def test_data_streams_are_closed_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By where in memory they are, the same seed would be another simulation each time."""
+    came: list[object] = []
+    closed: list[object] = []
+    accept, close = DataStreams.accept, MemoryStream.close
+
+    def take(self: DataStreams, stream: ByteStream) -> None:
+        came.append(stream)
+        accept(self, stream)
+
+    def end(self: MemoryStream) -> None:
+        closed.append(self)
+        close(self)
+
+    async def story() -> None:
+        monkeypatch.setattr(DataStreams, "accept", take)
+        monkeypatch.setattr(MemoryStream, "close", end)
+        async with lab() as here:
+            for _ in range(40):
+                await here.client.dial(here.server.peer, DATA_PROTOCOL, timeout_s=1)
+            await asyncio.sleep(0.1)
+            await here.handler.close()
+        assert len(came) == 40
+        assert [stream for stream in closed if stream in came] == came
 
     run_virtual(story())
 
