@@ -38,8 +38,8 @@ CONFIG: Final = ClientConfig(wait_for_servers_s=300.0, step_timeout_s=240.0, shu
 LIVES_PER_REPEATED: Final = 2
 SETTLE_S: Final = 10.0
 """Long enough after a life for the silent to be found dead."""
-PART_S: Final = 3.0
-"""Long enough for the news that a stream has ended to arrive."""
+PART_S: Final = 8.0
+"""Long enough for the news that a stream has ended to arrive, over the slowest of links too."""
 ROOMY_TOKENS: Final = 4096
 TIGHT_TOKENS: Final = (640, 1280)
 """Cache for one session, or for two."""
