@@ -1,7 +1,7 @@
-"""Random lives of a swarm in memory: whatever dies, freezes, leaves or is cut off, the numbers are the same.
+"""Random lives of a swarm in memory: whatever dies, freezes, leaves, moves or is cut off, the numbers are the same.
 
 Each seed is one life (`apps/sim/chaos.py`): random routes, random troubles, every output compared, and after it no
-session, lease, task or stream may be left. A seed that fails names the command that replays it.
+session, lease, journal, task or stream may be left. A seed that fails names the command that replays it.
 """
 
 import gc
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -18,15 +19,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from corolla.apps.sim import chaos
-from corolla.apps.sim.chaos import live
+from corolla.apps.sim import writing
+from corolla.apps.sim.chaos import Kind, live
 
 FAST_SEEDS = range(40)
 ALL_SEEDS = range(10_000)
 """What `make test` lives through."""
+PLAIN = Kind(latency_s=0.0, num_writers=1)
+KINDS = ("can_trim", "prefill_in_chunks", "expires", "is_tight")
+"""What some lives have otherwise than plain ones."""
 LIVES_AT_A_TIME = 100
 """One task of a worker process: long enough to be worth sending, short enough to share the work evenly."""
 TOLD_FAILURES = 5
+SAME = (7, 11, 12, 13)
 
 
 @dataclass(slots=True)
@@ -38,6 +43,9 @@ class Lived:
     recoveries: int = 0
     troubles: int = 0
     repeats: int = 0
+    cancelled: int = 0
+    moves: int = 0
+    kinds: Counter[str] = field(default_factory=Counter[str])
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: "Lived") -> None:
@@ -46,6 +54,9 @@ class Lived:
         self.recoveries += other.recoveries
         self.troubles += other.troubles
         self.repeats += other.repeats
+        self.cancelled += other.cancelled
+        self.moves += other.moves
+        self.kinds += other.kinds
         self.failures += other.failures
 
 
@@ -103,7 +114,9 @@ def live_once(seed: int) -> Lived:
     except Exception as failure:  # noqa: BLE001 - whatever ends a life is told, and the others go on
         told = f"python -m corolla.apps.sim.chaos {seed} gave:\n" + "".join(traceback.format_exception(failure))
         return Lived(failures=[told])
-    return Lived(1, life.steps, life.recoveries, len(life.events), life.repeats)
+    moves = sum(" moves from " in event for event in life.events)
+    kinds = Counter(kind for kind in KINDS if getattr(life.kind, kind) != getattr(PLAIN, kind))
+    return Lived(1, life.steps, life.recoveries, len(life.events), life.repeats, life.cancelled, moves, kinds)
 
 
 def assert_all_went_well(lived: Lived, seeds: range) -> None:
@@ -115,6 +128,9 @@ def assert_all_went_well(lived: Lived, seeds: range) -> None:
     assert lived.troubles > 5 * lived.lives
     assert lived.recoveries > lived.lives
     assert lived.repeats > lived.lives
+    assert lived.cancelled > lived.lives / 4
+    assert lived.moves > lived.lives / 2
+    assert all(lived.kinds[kind] > lived.lives / 50 for kind in KINDS), lived.kinds
 
 
 def test_whatever_befalls_a_swarm_the_text_is_the_same_and_nothing_is_left() -> None:
@@ -134,16 +150,23 @@ def test_the_text_is_the_same_in_ten_thousand_lives() -> None:
 
 
 def test_the_same_seed_is_the_same_life_in_another_process_too() -> None:
-    """Or the command that a failure names would replay another one. Sets of names have another order there."""
-    code = "from corolla.apps.sim.chaos import live; print([live(seed) for seed in range(11, 14)])"
+    """Or the command that a failure names would replay another one. Sets have another order there: of names, and of
+    tasks and streams, by where in memory they are."""
+    code = "from corolla.apps.sim.chaos import live; print([live(seed) for seed in SEEDS])".replace("SEEDS", str(SAME))
     environment = {**os.environ, "PYTHONHASHSEED": "11"}
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
-    assert told.stdout.strip() == repr([live(seed) for seed in range(11, 14)])
+    assert told.stdout.strip() == repr([live(seed) for seed in SAME])
+
+
+def test_lives_need_no_torch() -> None:
+    code = "import sys, corolla.apps.sim.chaos; print({'torch', 'transformers'} & sys.modules.keys())"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "set()"
 
 
 def test_a_life_that_goes_wrong_names_the_command_that_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = chaos.whole_model
-    monkeypatch.setattr(chaos, "whole_model", lambda blocks, row: [number ^ 1 for number in right(blocks, row)])
+    right = writing.whole_model
+    monkeypatch.setattr(writing, "whole_model", lambda blocks, row: [number ^ 1 for number in right(blocks, row)])
     lived = live_all(range(11, 12))
     assert "WrongText" in lived.failures[0]
     assert "replay: python -m corolla.apps.sim.chaos 11" in lived.failures[0]

@@ -19,10 +19,13 @@ from corolla.net.channel import Channel
 from corolla.net.liveness import Liveness
 from corolla.net.memory.loop import run_virtual
 from corolla.net.memory.network import MemoryNetwork
+from corolla.net.memory.streams import MemoryStream
 from corolla.net.memory.transport import MemoryTransport
+from corolla.net.streams import ByteStream
 from corolla.server import routes
 from corolla.server.admission import Cap, Guest, Holdings
 from corolla.server.config import SessionLimits
+from corolla.server.data import DataStreams
 from corolla.server.executor import InlineExecutor, Job
 from corolla.server.handler import Handler
 from corolla.server.kv import CachePool
@@ -256,14 +259,13 @@ def test_who_has_too_many_bytes_under_way_is_refused_the_next_step_and_may_send_
     ("change", "said"),
     [
         ({"fingerprint": "0" * 32}, "0" * 32),
-        ({"start": 2, "end": BLOCKS + 1}, f"2:{BLOCKS + 1}"),
         ({"start": 2, "end": 2}, "2:2"),
         ({"max_tokens": 8193}, "8193"),
         ({"max_rows": 129}, "129"),
         ({"adapter": "theirs"}, "theirs"),
         ({"wire_dtype": "int64"}, "int64"),
     ],
-    ids=["other weights", "blocks not hosted", "no blocks", "too long", "too many rows", "adapter", "dtype"],
+    ids=["other weights", "no blocks", "too long", "too many rows", "adapter", "dtype"],
 )
 def test_what_the_server_cannot_do_is_refused_with_value_and_bound(change: dict[str, object], said: str) -> None:
     async def story() -> None:
@@ -273,6 +275,47 @@ def test_what_the_server_cannot_do_is_refused_with_value_and_bound(change: dict[
             assert refused.value.value == said
             assert refused.value.bound
             here.assert_nothing_held()
+
+    run_virtual(story())
+
+
+def test_blocks_that_are_not_here_are_no_mistake_of_the_client_s() -> None:
+    """The server may have moved: `Overloaded` has the client take another, where `Unsupported` would end its text."""
+
+    async def story() -> None:
+        async with lab() as here, here.link() as link:
+            with pytest.raises(Overloaded) as refused:
+                await open_session(link, here.ask(start=2, end=BLOCKS + 1))
+            assert (refused.value.value, refused.value.bound) == (f"2:{BLOCKS + 1}", f"0:{BLOCKS}")
+            here.assert_nothing_held()
+
+    run_virtual(story())
+
+
+def test_data_streams_are_closed_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By where in memory they are, the same seed would be another simulation each time."""
+    came: list[object] = []
+    closed: list[object] = []
+    accept, close = DataStreams.accept, MemoryStream.close
+
+    def take(self: DataStreams, stream: ByteStream) -> None:
+        came.append(stream)
+        accept(self, stream)
+
+    def end(self: MemoryStream) -> None:
+        closed.append(self)
+        close(self)
+
+    async def story() -> None:
+        monkeypatch.setattr(DataStreams, "accept", take)
+        monkeypatch.setattr(MemoryStream, "close", end)
+        async with lab() as here:
+            for _ in range(40):
+                await here.client.dial(here.server.peer, DATA_PROTOCOL, timeout_s=1)
+            await asyncio.sleep(0.1)
+            await here.handler.close()
+        assert len(came) == 40
+        assert [stream for stream in closed if stream in came] == came
 
     run_virtual(story())
 

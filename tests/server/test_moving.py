@@ -227,6 +227,25 @@ def test_a_server_that_hosts_nothing_for_a_while_takes_no_session() -> None:
     crowd(ToyLoader("leave_first"), story)
 
 
+@pytest.mark.parametrize("leaves_first", [False, True])
+def test_a_client_that_has_not_heard_of_a_move_takes_others_for_the_old_blocks(*, leaves_first: bool) -> None:
+    async def told() -> None:
+        async with MemorySwarm(num_blocks=8) as swarm:
+            for name, span in (("a", "0:4"), ("b", "0:4"), ("back", "4:8")):
+                await swarm.serve(name, span)
+            client = await swarm.client("client")
+            async with client.open_session(swarm.model, max_tokens=8) as session:
+                first = session.route[0].peer_id
+            moved = next(name for name in "ab" if swarm.handlers[name].transport.peer == first)
+            await swarm.move(moved, ToySpan(4, 8), timeout_s=60, leaves_first=leaves_first)
+            async with client.open_session(swarm.model, max_tokens=8) as session:
+                assert await feed(session, [1, 2]) == whole_model(8, [1, 2])
+                assert session.route[0].peer_id != first
+            assert swarm.handlers[moved].counters.refusals == {"overloaded": 1}, "it was asked, by what it said before"
+
+    run_virtual(told())
+
+
 def test_real_blocks_move_too(tmp_path: Path) -> None:
     """Every position after the move is what the whole model gives, up to the rounding of another batch shape."""
     torch.set_num_threads(1)

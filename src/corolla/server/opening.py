@@ -1,6 +1,6 @@
 """Whether what an `Open` asks for can be granted at all, and the session as it begins. Pure: nothing is held here."""
 
-from corolla.errors import Unsupported
+from corolla.errors import Overloaded, Unsupported
 from corolla.ids import Fingerprint, PeerId
 from corolla.server.admission import AdmissionLimits, Cap
 from corolla.server.config import SessionLimits
@@ -11,7 +11,7 @@ from corolla.wire.messages import Open
 
 
 def check_open(ask: Open, facts: SpanFacts, limits: SessionLimits, fingerprint: Fingerprint) -> None:
-    """Raises Unsupported when this server can never hold such a session."""
+    """Raises Unsupported when this server can never hold such a session, Overloaded when it has other blocks."""
     if ask.fingerprint != fingerprint:
         raise Unsupported(
             f"this server's model has the fingerprint {fingerprint}, yours {ask.fingerprint}: "
@@ -30,9 +30,15 @@ def check_open(ask: Open, facts: SpanFacts, limits: SessionLimits, fingerprint: 
 
 
 def check_blocks(ask: Open, facts: SpanFacts) -> None:
-    """Raises Unsupported when not all of the blocks are hosted here."""
+    """Raises Overloaded when not all of the blocks are hosted here: most often we have moved.
+
+    The client has yet to hear of it: that is no mistake of its own, and others have these blocks.
+    """
+    asked, hosted = f"{ask.start}:{ask.end}", f"{facts.start}:{facts.end}"
+    if ask.start >= ask.end:
+        raise _out_of_bounds("blocks", asked, hosted)
     if not facts.start <= ask.start < ask.end <= facts.end:
-        raise _out_of_bounds("blocks", f"{ask.start}:{ask.end}", f"{facts.start}:{facts.end}")
+        raise Overloaded(f"blocks {asked}: this server has {hosted}", value=asked, bound=hosted)
 
 
 def check_way(ask: Open, *, own_peer: PeerId, client: PeerId) -> None:

@@ -12,13 +12,14 @@ class Tasks:
     """Tasks that nobody awaits one by one. Belongs to the loop it is used on."""
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Task[None]] = set()
-        self._watches: set[asyncio.Task[None]] = set()
+        # Dicts for their order: in a simulation they are cancelled alike each time.
+        self._running: dict[asyncio.Task[None], None] = {}
+        self._watches: dict[asyncio.Task[None], None] = {}
 
     def spawn(self, work: Coroutine[Any, Any, None], *, is_watch: bool = False) -> asyncio.Task[None]:
         """`is_watch`: it only looks on, as long as what it looks at lasts; nobody waits for it in the end."""
         task = asyncio.get_running_loop().create_task(work)
-        (self._watches if is_watch else self._running).add(task)
+        (self._watches if is_watch else self._running)[task] = None
         task.add_done_callback(self._done)
         return task
 
@@ -28,11 +29,11 @@ class Tasks:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running, timeout=grace_s)
-        for task in self._running:
+        for task in list(self._running):
             task.cancel()
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        self._watches.discard(task)
+        self._running.pop(task, None)
+        self._watches.pop(task, None)
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("a server task failed", exc_info=failure)

@@ -29,6 +29,9 @@ from corolla.server.moving import Placement
 from corolla.server.runner import SpanRunner
 from corolla.server.serving import ServedSpan, serve_span
 
+SPEED = (1000.0, 1000.0)
+"""Tokens a second that each server says it computes: decode, prefill."""
+
 
 class MemorySwarm:
     """One bootstrap peer, and whoever is asked to join. Everything ends with the block."""
@@ -66,7 +69,7 @@ class MemorySwarm:
         await transport.join(self._bootstrap.addresses, timeout_s=5)
         config = ServerConfig(model=Path(name), name=name, cache_tokens=cache_tokens, limits=limits or SessionLimits())
         model = model or self.model
-        served = ServedSpan(model.name, model.fingerprint, model.num_blocks, 1000.0, 1000.0, quantization=quantization)
+        served = ServedSpan(model.name, model.fingerprint, model.num_blocks, *SPEED, quantization=quantization)
         handler = await own.enter_async_context(
             serve_span(
                 transport,
@@ -84,6 +87,20 @@ class MemorySwarm:
     async def leave(self, name: str) -> None:
         """The server takes its announcement back, drains and ends, as on SIGTERM."""
         await self._servers.pop(name).aclose()
+
+    async def move(self, name: str, runner: SpanRunner, *, timeout_s: float, leaves_first: bool) -> None:
+        """The server goes to other blocks (`server/moving.py`, whose decisions are left out), and lets clients go.
+
+        `leaves_first`: it has no room for both spans, and hosts nothing in between.
+        """
+        handler = self.handlers[name]
+        handler.is_away = leaves_first
+        if not leaves_first:
+            handler.host(runner, SPEED)
+        await handler.let_go(timeout_s)
+        if leaves_first:
+            handler.host(runner, SPEED)
+            handler.is_away = False
 
     async def client(self, name: str, config: ClientConfig | None = None) -> Swarm:
         swarm = Swarm(await self.join(name, is_client=True), config or ClientConfig(), rng=self.rng)

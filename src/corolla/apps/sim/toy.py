@@ -33,16 +33,21 @@ class ToyCache:
 
 
 class ToySpan:
-    """`SpanRunner` over hashes."""
+    """`SpanRunner` over hashes. What it says it cannot, it must never be asked for."""
 
-    def __init__(self, start: int, end: int) -> None:
-        self.facts = SpanFacts(start, end, HIDDEN_SIZE, "float32")
+    def __init__(self, start: int, end: int, *, can_trim: bool = True, prefill_in_chunks: bool = True) -> None:
+        self.facts = SpanFacts(
+            start, end, HIDDEN_SIZE, "float32", can_trim=can_trim, prefill_in_chunks=prefill_in_chunks
+        )
 
     def new_cache(self, start: int, end: int, max_tokens: int) -> ToyCache:
         return ToyCache(start, end)
 
     def run(self, cache: SessionCache, step: Step, want: Want, wire_dtype: DType) -> WireTensor | None:
         assert isinstance(cache, ToyCache)
+        held, facts = cache.num_tokens, self.facts
+        assert facts.can_trim or step.trim_to in (None, held), "trimmed, and cannot be"
+        assert facts.prefill_in_chunks or held == 0 or step.hidden.shape[1] == 1, "a prompt in pieces"
         if step.trim_to is not None:
             cache.rows = [row[: step.trim_to] for row in cache.rows]
         if step.rows is not None:

@@ -106,6 +106,11 @@ class MemoryTransport:
     def lost(self) -> str | None:
         return self._lost.result() if self._lost is not None and self._lost.done() else None
 
+    @property
+    def num_streams(self) -> int:
+        """Open ones, whoever dialled."""
+        return len(self._streams)
+
     def met_peers(self) -> list[PeerId]:
         return sorted(peer for peer, other in self.network.reachable(self).items() if not other.is_client)
 
