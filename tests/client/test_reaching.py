@@ -6,8 +6,8 @@ import pytest
 
 from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import hidden_of, numbers_of, whole_model
+from corolla.client.outcomes import PlacesFailed
 from corolla.client.reaching import HEAD_START_S, MAX_DIALS, first_to_answer
-from corolla.client.ring import PlacesFailed
 from corolla.client.session import Session
 from corolla.clock import loop_time
 from corolla.errors import BadInput, HopFailed

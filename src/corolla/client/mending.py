@@ -14,8 +14,9 @@ import logging
 from corolla.client.doubts import after_fault, is_remembered
 from corolla.client.hop import Hop
 from corolla.client.moving import Mover
+from corolla.client.outcomes import PlacesFailed
 from corolla.client.recovery import mark_fresh, remedy_for, remedy_for_link
-from corolla.client.ring import PlacesFailed, Ring
+from corolla.client.ring import Ring
 from corolla.client.steps import Steps
 from corolla.client.substitutes import POLL_S, Substitutes
 from corolla.clock import loop_time

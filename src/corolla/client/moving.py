@@ -20,9 +20,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from corolla.client.access import SwarmAccess
 from corolla.client.hop import Hop
+from corolla.client.outcomes import PlacesFailed
 from corolla.client.recovery import Place
-from corolla.client.ring import PlacesFailed, Ring, SwarmAccess
+from corolla.client.ring import Ring
 from corolla.client.router import ServedModel
 from corolla.client.slowness import Pace, Patience, after_look, after_step, is_stuck, pick_slow
 from corolla.client.steps import Steps

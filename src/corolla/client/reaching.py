@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from corolla.client.ring import MAY_DO_ELSEWHERE, PlacesFailed
+from corolla.client.outcomes import MAY_DO_ELSEWHERE, PlacesFailed
 from corolla.errors import SwarmError
 from corolla.ids import PeerId
 from corolla.swarm.route import Route

@@ -10,74 +10,34 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from corolla.client.access import SwarmAccess
 from corolla.client.doubts import Doubt, after_parting, may_try
 from corolla.client.hop import Hop, Listener, ServerLink
-from corolla.client.journals import Journals
+from corolla.client.outcomes import MAY_DO_ELSEWHERE, PlacesFailed, all_or_failed
 from corolla.client.recovery import Held, Place, WrongAnswer, mark_fresh, must_rebuild
 from corolla.client.replays import Replays
-from corolla.client.router import Router, ServedModel
+from corolla.client.router import ServedModel
 from corolla.client.segments import Segments
 from corolla.client.steps import Pending, Steps
 from corolla.clock import loop_time
 from corolla.errors import (
-    CacheFull,
     HopFailed,
     JournalGap,
     OutOfOrder,
-    Overloaded,
-    RemoteProtocolError,
     SessionLost,
     SwarmError,
     Unsupported,
 )
 from corolla.ids import PeerId, new_session_id
 from corolla.models.finite import is_finite
-from corolla.swarm.cost import CostModel
-from corolla.swarm.route import Route
 from corolla.wire import messages as wire
 from corolla.wire.journal import Journal
 from corolla.wire.tensors import DType, WireTensor
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-class SwarmAccess(Protocol):
-    """What a session needs of the swarm it runs on (`client/swarm.py`)."""
-
-    @property
-    def own_peer(self) -> PeerId: ...
-
-    async def find_route(
-        self, model: ServedModel, *, blocks: range, tokens_needed: int, without: frozenset[PeerId], cost: CostModel,
-        alone: bool = False,
-    ) -> Route: ...  # fmt: skip
-
-    async def link(self, peer: PeerId) -> ServerLink: ...
-
-    def router(self, model: ServedModel) -> Router:
-        """Told of what the session sees of servers."""
-        ...
-
-    @property
-    def journals(self) -> Journals:
-        """Bounds what all sessions keep."""
-        ...
-
-
-class PlacesFailed(Exception):
-    """Taking a route failed at these servers, asked for these blocks; others may do."""
-
-    def __init__(self, errors: Mapping[PeerId, SwarmError], blocks: Sequence[int]) -> None:
-        self.errors = errors
-        self.blocks = blocks
-        self.error = next(iter(errors.values()))
-        super().__init__(str(self.error))
 
 
 class Ring:
@@ -319,7 +279,7 @@ class Ring:
         """All hops at once, under a new route version, and our own streams beside. Raises PlacesFailed, naming all that
         will not."""
         self.version += 1
-        hops = _all_or_failed(
+        hops = all_or_failed(
             places,
             await asyncio.gather(*(self._hop_for(place) for place in places), return_exceptions=True),
         )
@@ -338,8 +298,8 @@ class Ring:
         for hop, outcome in [*zip(hops, answers, strict=True), *zip(ends, connections, strict=True)]:
             if isinstance(outcome, MAY_DO_ELSEWHERE):
                 self.drop(hop, outcome)
-        opened_all = _all_or_failed(places, answers)
-        _all_or_failed(ends, connections)
+        opened_all = all_or_failed(places, answers)
+        all_or_failed(ends, connections)
         if self._exact:
             self._check_lengths(places, opened_all)
         return [Held(opened.cached_tokens, opened.last_step_no, opened.journal_from) for opened in opened_all]
@@ -408,25 +368,3 @@ class Ring:
 
     def new_hop(self, link: ServerLink, start: int, end: int) -> Hop:
         return Hop(link, self._session, start, end, self._listener)
-
-
-MAY_DO_ELSEWHERE = (HopFailed, CacheFull, Overloaded, SessionLost, RemoteProtocolError)
-"""What one server's failure to take a place looks like; everything else is our own mistake."""
-
-
-def _all_or_failed(places: Sequence[Place | Hop], outcomes: Sequence[T | BaseException]) -> list[T]:
-    """The results. Raises what is our own mistake, else PlacesFailed with every server's error."""
-    results: list[T] = []
-    errors: dict[PeerId, SwarmError] = {}
-    blocks: list[int] = []
-    for place, outcome in zip(places, outcomes, strict=True):
-        if isinstance(outcome, MAY_DO_ELSEWHERE):
-            errors[place.peer] = outcome
-            blocks += range(place.start, place.end)
-        elif isinstance(outcome, BaseException):
-            raise outcome
-        else:
-            results.append(outcome)
-    if errors:
-        raise PlacesFailed(errors, blocks)
-    return results

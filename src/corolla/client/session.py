@@ -16,12 +16,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from corolla.client.access import SwarmAccess
 from corolla.client.config import ClientConfig
 from corolla.client.hop import Hop
 from corolla.client.mending import Mender
 from corolla.client.moving import Mover
 from corolla.client.recovery import Place, WrongAnswer
-from corolla.client.ring import Ring, SwarmAccess
+from corolla.client.ring import Ring
 from corolla.client.router import ServedModel
 from corolla.client.slowness import could_be
 from corolla.client.steps import StepInput, Steps, flaw_of

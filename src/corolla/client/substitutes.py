@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
+from corolla.client.access import SwarmAccess
 from corolla.client.config import ClientConfig
 from corolla.client.reaching import first_to_answer
 from corolla.client.recovery import Place, lost_runs, replace_lost
-from corolla.client.ring import SwarmAccess
 from corolla.client.router import ServedModel
 from corolla.client.slowness import is_worth
 from corolla.clock import loop_time

@@ -33,7 +33,7 @@ class RecordCheck:
         """`refused`: counts what is refused, by flaw."""
         self._now = now
         self._refused = Counter[str]() if refused is None else refused
-        # A reader asks five peers for the same hundreds of records every few seconds; a signature costs 0.1 ms.
+        # A reader asks several peers for the same hundreds of records, again and again; a signature costs 0.1 ms.
         self._open = lru_cache(maxsize=_MAX_CHECKED)(open_record)
 
     def validate(self, record: Any) -> bool:
