@@ -330,8 +330,8 @@ def test_told_to_leave_in_the_middle_of_a_text_a_server_is_replaced_without_a_fa
             leaving: list[Member] = []
 
             def tell_to_leave() -> None:
-                leaving.append(fleet.up[route_of(session)[1]])
                 fleet.strike(ask_to_leave, [route_of(session)[1]])
+                leaving.append(fleet.lost[-1])
 
             streamer = AtToken(LOST_AT, tell_to_leave)
             text = model.generate(SHORT, max_new_tokens=NEW_TOKENS, streamer=streamer, **GREEDY)[:, SHORT.shape[1] :]

@@ -29,7 +29,6 @@ def expected_messages(num_servers: int) -> float:
     [
         (10, 10.0, 250, 300, 160),
         pytest.param(100, 2.0, 1000, 4000, 800, marks=pytest.mark.full),
-        pytest.param(1000, 0.25, 1000, 40_000, 1500, marks=pytest.mark.full),
     ],
 )
 def test_traffic_for_126_blocks_is_bounded(

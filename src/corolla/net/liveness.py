@@ -17,8 +17,11 @@ Time in which our own loop stood still is not silence: what the peer sent meanwh
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NoReturn
+
+import msgspec
+from msgspec.structs import replace
 
 from corolla.errors import HopFailed
 from corolla.net.channel import Channel
@@ -43,9 +46,8 @@ class Liveness:
             raise ValueError(f"dead_after_s={self.dead_after_s} must be at least twice interval_s={self.interval_s}")
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """What we know of one peer's life; times are loop times."""
+class Pulse(msgspec.Struct, frozen=True):
+    """What we know of one peer's life; times are loop times. (Not a dataclass: `replace` takes a tenth of the time.)"""
 
     last_heard: float
     last_sent: float

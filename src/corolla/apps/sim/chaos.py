@@ -63,7 +63,7 @@ class Kind:
     @property
     def manners(self) -> Manners:
         return Manners(
-            num_runs=(2, 6) if self.is_tight or self.expires else (4, 12),
+            num_runs=(2, 6) if self.is_tight or self.expires else (3, 8),
             cancelled=0.3 if self.is_tight else 0.08,
             rest_s=(0.8 * IDLE_S, 2 * IDLE_S) if self.expires else None,
             prefill_in_chunks=self.prefill_in_chunks,
