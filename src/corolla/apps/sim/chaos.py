@@ -28,6 +28,7 @@ from corolla.apps.sim.swarm import MemorySwarm
 from corolla.apps.sim.toy import ToySpan
 from corolla.apps.sim.writing import Manners, Writer
 from corolla.client.config import ClientConfig
+from corolla.client.hop import AWAIT_SIGN_S
 from corolla.client.swarm import Swarm
 from corolla.net.memory.links import LinkConditions
 from corolla.net.memory.loop import run_virtual
@@ -167,6 +168,8 @@ async def _assert_nothing_is_left(swarm: MemorySwarm, servers: Sequence[str], cl
         await client.close()
     await asyncio.sleep(PART_S)
     peers = [swarm.handlers[name].transport.peer for name in servers] + [client.own_peer for client in clients]
+    if any(peer in swarm.network.living and swarm.network.living[peer].num_streams for peer in peers):
+        await asyncio.sleep(AWAIT_SIGN_S)  # a client still listens to a server that it called dead
     for peer in peers:
         transport = swarm.network.living.get(peer)  # who left has none
         assert transport is None or transport.num_streams == 0, f"{peer} still has {transport.num_streams} streams"
